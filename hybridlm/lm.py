@@ -74,8 +74,8 @@ class LM:
         config: from config.json.
         context: maximum tokens of prompt and completion together.
         eos_token_ids: tokens that end a completion.
-        start: seconds by part.
-        text_model: for tasks.
+        start: seconds of each part of `load`.
+        text_model: the model as tasks use it.
     """
 
     def __init__(
@@ -143,7 +143,7 @@ class LM:
 
         Args:
             sampling_params: for all prompts, or a list with one for each.
-            n: completions per prompt; request i * n + j is the j-th completion of prompt i.
+            n: completions per prompt; request i * n + j is completion j of prompt i.
             logits_processor: `f(logits float32[vocab], last_token int32, position int32) -> float32[vocab]`, jittable,
                 of one lane; without effect on log-probabilities. The same object reuses its compiled step.
             progress: show a bar; None: for more prompts than lanes on a terminal.
@@ -234,16 +234,16 @@ class LM:
         is_reasoning = continue_final_message in REASONING
         params = with_settings(sampling_params, settings)
         if is_reasoning and params.thinking_budget is not None:
-            raise ValueError("thinking_budget: cannot be counted for thoughts that continue_final_message goes on with")
+            raise ValueError("thinking_budget: cannot count thoughts that continue_final_message continues")
         if is_reasoning and params.structured_outputs is not None:
-            raise ValueError("structured_outputs: cannot begin in thoughts that continue_final_message goes on with")
+            raise ValueError("structured_outputs: cannot begin in thoughts that continue_final_message continues")
         completion = self.generate([prompt], params, **options)[0]
         if not is_reasoning:
             return completion
         markers, texts = markers_of(self.tokenizer, params.think_end), (completion.text or "", completion.token_ids)
         flags = params.skip_special_tokens, params.keep_tool_markers
-        parts = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
-        return replace(completion, reasoning=parts.reasoning, answer=parts.answer)
+        reasoning, answer = split_thoughts(self.tokenizer, *texts, markers, True, *flags)
+        return replace(completion, reasoning=reasoning, answer=answer)
 
     def session(
         self, *, logits_processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",

@@ -57,9 +57,12 @@ def counting_progress(show: bool | None, description: str, total: int, above: in
     Args:
         show: None shows it on a terminal, for more than `above` items.
     """
+    if show is None and total <= above:
+        yield lambda count, name="": None
+        return
     name = TextColumn("{task.fields[name]}")
     columns = TextColumn(description), BarColumn(), MofNCompleteColumn(), TimeRemainingColumn(), name
-    with progress_bar(False if show is None and total <= above else show, *columns) as bar:
+    with progress_bar(show, *columns) as bar:
         if bar is None:
             yield lambda count, name="": None
             return

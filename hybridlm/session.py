@@ -256,13 +256,8 @@ class Session:
             while self._in_flight and self._in_flight[0].accepted is not None:
                 self._read()
             try:
-                new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
-                self._unscored.clear()
-                prompts = add_prompts(self._engine, self._scheduler, [sequence.request for sequence in new])
-                self._prompts |= prompts
-                for prompt, indices in prompts.items():
-                    for index in indices:
-                        self._alive[index].prompt = prompt
+                if self._unscored:
+                    self._score_prompts()
             except BaseException:
                 self.close()
                 raise
@@ -279,6 +274,15 @@ class Session:
                 self._scheduler.check_integrity()
             events, self._events = self._events, []
             return events
+
+    def _score_prompts(self) -> None:
+        new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
+        self._unscored.clear()
+        prompts = add_prompts(self._engine, self._scheduler, [sequence.request for sequence in new])
+        self._prompts |= prompts
+        for prompt, indices in prompts.items():
+            for index in indices:
+                self._alive[index].prompt = prompt
 
     def _next(self) -> DispatchedStep | None:
         try:
@@ -392,7 +396,7 @@ class Session:
                             self._scheduler.invalidate(sequence)
                         self._forget(sequence, "cancelled")
                 if sampled.mtp_drafts is not None and sequence.drafting is not None:
-                    sequence.drafting.observe(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
+                    sequence.drafting.take_mtp(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         except BaseException:
             self.close()
             raise

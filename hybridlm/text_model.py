@@ -246,7 +246,7 @@ class TextModel:
             "model": str(self.fingerprint),
             "tokenizer": "none" if self.tokenizer is None else self.tokenizer.fingerprint,
             "chat templates": "none" if self.tokenizer is None else self.tokenizer.chat_fingerprint,
-            # A text without a token in front of it begins behind one of these.
+            # A text without a token before it begins after one of these.
             "end tokens": ", ".join(map(str, self.eos_token_ids)),
             "dtypes": ", ".join(sorted({stored_form(array) for array in self.params.values()})),
             **{name: options[name] for name in STEP_OPTIONS},

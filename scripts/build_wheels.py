@@ -83,7 +83,7 @@ class Bare(NamedTuple):
 
 
 def environment(folder: Path, *requirements: str) -> Path:
-    """Make a virtual environment; returns its folder of programs."""
+    """Make a virtual environment; return its folder of programs."""
     venv.create(folder, with_pip=True, clear=True)
     programs = folder / "bin"
     if requirements:
@@ -142,7 +142,7 @@ def debian_python(root: Path, state: Path, architecture: str) -> Path:
 
 
 def build(output: Path) -> list[Path]:
-    """Build the source archive, then the wheels from it; returns all files."""
+    """Build the source archive, then the wheels from it; return all files."""
     output.mkdir(parents=True, exist_ok=True)
     with TemporaryDirectory() as folder:
         python = environment(Path(folder, "build"), *BUILD_PACKAGES) / "python"

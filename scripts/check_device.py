@@ -4,8 +4,8 @@
     python scripts/check_device.py --rehearse     # everything small on a CPU, kernels by Pallas' interpreter
 
 Writes one page and a few files. Needs a checkout and the packages that pyproject.toml requires; no extra, no network,
-no installation. Each of the six parts (docs/accelerators.md) is a process with a deadline. A crash, a hang or a kill
-loses only the running check. The exit status is 0 if no check failed, and in each part one passed.
+no installation. Each part (docs/accelerators.md) is a process with a deadline. A crash, a hang or a kill loses
+only the running check. The exit status is 0 if no check failed, and in each part one passed.
 """
 
 import argparse

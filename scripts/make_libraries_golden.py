@@ -2,7 +2,7 @@
 
     MSLK_PYTHON_ONLY=1 python scripts/make_libraries_golden.py [--output tests]
 
-needs the extras `oracle` and `gguf`, and also bitsandbytes 0.50, torchao 0.18 and, with `pip install --no-deps`,
+Needs the extras `oracle` and `gguf`, and also bitsandbytes 0.50, torchao 0.18 and, with `pip install --no-deps`,
 mslk-cuda 1.1, for torchao's four-bit codes. Nothing needs a GPU. Each file of golden_matrices is one matrix as the
 library stores it; `expected.safetensors` has the numbers that the library makes of it. transformers quantises and
 writes the checkpoints, with results as in `make_quantised_golden.py`.

@@ -2,10 +2,9 @@
 
     python scripts/make_quantised_golden.py [--output tests/golden_quantised]
 
-needs the extras `oracle` and `gguf`. The models come from tests/golden: Gated DeltaNet, a mixture of experts, and
-Mamba2 (short convolutions in GGUF). Each folder holds the checkpoint, and
-`expected.npz`: prompts, logits of every position and greedy tokens of transformers with the library's numbers for the
-codes, and a sum of each row's numbers with factors that differ by column.
+Needs the extras `oracle` and `gguf`. The models come from tests/golden: Gated DeltaNet, a mixture of experts, and
+Mamba2 (short convolutions in GGUF). Each folder has the checkpoint and `expected.npz`: prompts, logits of every
+position and greedy tokens of transformers with the library's numbers, and a sum of each row with factors by column.
 """
 
 import argparse

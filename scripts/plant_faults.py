@@ -104,7 +104,7 @@ def finders(faults: list[Fault]) -> Iterator[tuple[Fault, str, str]]:
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--share", metavar="K/N", default="0/1", help="one of N shares: number K modulo N")
-    parser.add_argument("name", nargs="*", help="beginnings of the names of faults; all by default")
+    parser.add_argument("name", nargs="*", help="prefixes of the names of faults; all by default")
     arguments = parser.parse_args()
     number, shares = map(int, arguments.share.split("/"))
     faults = [fault for fault in read_faults() if fault.name.startswith(tuple(arguments.name) or "")]

@@ -2,7 +2,7 @@
 
     python scripts/write_accelerator_tables.py [--tables decode tpu] [--rows "8 131,072 off"] [--new] [--few]
 
-Takes the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
+Needs the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
 has already are kept, unless --new. With --few, 4 and 8 of the 40 layers are compiled; figures marked by "~" add nine
 times the difference to 4 layers. The exit status is 1 if a step has a finding.
 """

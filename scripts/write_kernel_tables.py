@@ -2,7 +2,7 @@
 
     python scripts/write_kernel_tables.py [--models 131M kda] [--out FILE]
 
-Takes the extra target-cuda, and half an hour on two cores. The exit status is 1 if a step has a finding.
+Needs the extra target-cuda, and half an hour on two cores. The exit status is 1 if a step has a finding.
 """
 
 import argparse

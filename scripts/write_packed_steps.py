@@ -2,7 +2,7 @@
 
     python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
 
-Takes the extra target-cuda, and a few minutes on two cores. Replaces the lines between two marks. The exit status is 1
+Needs the extra target-cuda, and a few minutes on two cores. Replaces the lines between two marks. The exit status is 1
 if a step has a finding.
 """
 

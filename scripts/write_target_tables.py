@@ -2,7 +2,7 @@
 
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
-Takes the extras target-cuda and target-tpu, and half an hour of a core. Rows of other checkpoints stay, and steps that
+Needs the extras target-cuda and target-tpu, and half an hour of a core. Rows of other checkpoints stay, and steps that
 the same sources have compiled without a fault are skipped. The exit status is 1 if a step of this run has a finding.
 """
 

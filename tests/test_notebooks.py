@@ -28,7 +28,7 @@ def texts(notebook: Any) -> Iterator[str]:
     for cell in notebook.cells:
         if cell.cell_type == "code":
             output = (out.get("text") or out.get("data", {}).get("text/plain", "") for out in cell.outputs)
-            # A fraction before a hash: 2.384185791015625e-07 has one behind its point.
+            # A fraction before a hash: 2.384185791015625e-07 has one after its point.
             text = re.sub(r"(?<![\w.])-?\d+(,\d{3})*\.\d+(e[+-]?\d+)?", "N", "".join(output))
             text = re.sub(r"\b[0-9a-f]{12,}\b", "HASH", text)
             text = re.sub(r"(?<![\w.])-?\d+(,\d{3})*(e[+-]?\d+|%)", "N", text)

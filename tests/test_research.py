@@ -18,7 +18,7 @@ BLOCKS = dict(re.findall(r"^##+ ([^\n]+)\n(?:(?!^##).)*?^```python\n(.*?)^```$",
 BEGINNING = "Beginning of the recipes below"
 RECIPES = {title: code for title, code in BLOCKS.items() if title != BEGINNING}
 BEHIND = list(BLOCKS)[list(BLOCKS).index(BEGINNING) + 1 :]
-"""Recipes that run behind the beginning."""
+"""Recipes that run after the beginning."""
 AS_FOR_USERS = {"The equality gate"}
 """Recipes that need XLA's programs for users; other tests compile faster ones."""
 

@@ -172,7 +172,7 @@ def _names(checkpoint: CheckpointDirectory, family: Family, wanted: set[str]) ->
     peft = "base_model" in prefix or any(".lora_" in raw or ".base_layer." in raw for raw in checkpoint.files)
     raise CheckpointError(
         checkpoint.path,
-        f"{count} tensors of {len(names)} have the names of family {family.name} behind the prefix "
+        f"{count} tensors of {len(names)} have the names of family {family.name} with the prefix "
         f"{prefix!r}, which no checkpoint of it has",
         "These are the weights inside a PEFT wrapper: save the model that merge_and_unload returns, or give the "
         "adapter's directory as adapter."

@@ -180,7 +180,7 @@ def _check_layout(ordered: Mapping[str, TensorInfo], available: int, faults: lis
         if info.end >= position:
             position, predecessor = info.end, name
     if position < available:
-        faults.append(f"{available - position} bytes behind the last tensor: expected {position} bytes of data")
+        faults.append(f"{available - position} bytes after the last tensor: expected {position} bytes of data")
 
 
 def _sizes(value: Any) -> bool:

@@ -75,7 +75,7 @@ def read_state_dict(data: bytes) -> dict[str, StoredTensor]:
             machine.step(opcode.name, argument)
             rest = len(data) - (position or 0) - 1
             if opcode.name == "STOP" and rest:
-                raise StateDictError(f"{rest} bytes behind its end")
+                raise StateDictError(f"{rest} bytes after its end")
         (result,) = machine.stack
     except StateDictError:
         raise

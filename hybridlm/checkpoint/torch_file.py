@@ -102,7 +102,7 @@ def _require_stored(entry: zipfile.ZipInfo) -> None:
 
 
 def _start(file: _LimitedReads, entry: zipfile.ZipInfo, size: int) -> int:
-    """Return the first byte of an entry's content, behind its local header."""
+    """Return the first byte of an entry's content, after its local header."""
     _require_stored(entry)
     file.seek(entry.header_offset)
     header = file.read(LOCAL_HEADER_BYTES)

@@ -2,9 +2,10 @@
 
 import statistics
 from dataclasses import asdict, dataclass, field
+from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated
 
 import jax
 import typer
@@ -29,8 +30,16 @@ from hybridlm.target_report.step_report import floor_of
 Side = EngineSide | LlamaCppSide | TransformersSide
 DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
-Against = Literal["transformers-bfloat16", "transformers-float32", "llama.cpp", "llama-server", "vllm"]
-"""Another engine on the same checkpoint."""
+
+
+class Against(StrEnum):
+    """Another engine on the same checkpoint."""
+
+    TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
+    TRANSFORMERS_FLOAT32 = "transformers-float32"
+    LLAMA_CPP = "llama.cpp"
+    LLAMA_SERVER = "llama-server"
+    VLLM = "vllm"
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -95,11 +104,11 @@ class Engines:
 
     def check(self) -> None:
         """Raise ValueError or MissingExtra unless every engine has its programs."""
-        if {"llama-server", "vllm"} & set(self.against or ()):
+        if {Against.LLAMA_SERVER, Against.VLLM} & set(self.against or ()):
             raise ValueError("--against llama-server and vllm run mixed batches; add --mixed")
-        if "llama.cpp" in (self.against or ()) and (self.llama_bench is None or not self.gguf):
+        if Against.LLAMA_CPP in (self.against or ()) and (self.llama_bench is None or not self.gguf):
             raise ValueError("--against llama.cpp needs --llama-bench and --gguf")
-        for engine in set(self.against or []) - {"llama.cpp"}:
+        for engine in set(self.against or []) - {Against.LLAMA_CPP}:
             for package in ("torch", "transformers"):
                 require_extra(f"--against {engine}", package, "bench")
 
@@ -114,11 +123,11 @@ class Engines:
     def other_sides(self, lm: LM, lanes: int, prompt: int, context: int) -> list[Side]:
         sides: list[Side] = []
         for engine in self.against or []:
-            if engine == "llama.cpp":
+            if engine is Against.LLAMA_CPP:
                 assert self.llama_bench is not None
                 sides += [LlamaCppSide(self.llama_bench, gguf, lanes, prompt) for gguf in self.gguf or []]
             else:
-                sides.append(TransformersSide(lm.path, engine.partition("-")[2], lanes, prompt, context))
+                sides.append(TransformersSide(lm.path, engine.value.partition("-")[2], lanes, prompt, context))
         return sides
 
 
@@ -141,7 +150,7 @@ def bench(loading: Loading, model: Model, work: Work, engines: Engines, mixed: b
         options = {"lanes": count, "context": work.context, **loading.settings}
         bench_start.bench_start(model, work.prompt, work.rounds, work.json_to, options)
     elif mixed.mixed:
-        peers = mixed.peers(set(engines.against or ()), engines.gguf or [])
+        peers = mixed.peers({engine.value for engine in engines.against or []}, engines.gguf or [])
         own_sides, lanes = engines.own_sides(model), max(work.lanes)
         bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, work.json_to)
     else:

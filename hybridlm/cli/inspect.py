@@ -70,7 +70,7 @@ def inspect(
         options = {"--html": html is not None, "--target": target is not None, "--step": step != "decode"}
         if any(options.values()):
             names = ", ".join(name for name, used in options.items() if used)
-            raise ValueError(f"--weights: lists tensors, not a step; expected no {names} beside it")
+            raise ValueError(f"{names}: not with --weights, which lists tensors")
         _list_weights(model)
         return
     if html is not None:

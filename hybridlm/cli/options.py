@@ -63,7 +63,7 @@ class ChatOptions:
     system: Annotated[str | None, typer.Option(help="With --chat: the system message before each prompt.")] = None
     thinking: Annotated[
         bool | None,
-        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: for templates that ask it."),
+        typer.Option("--enable-thinking/--disable-thinking", help="With --chat: sets the template's enable_thinking."),
     ] = None
     chat_template_kwargs: Annotated[
         str | None, typer.Option(help="With --chat: variables of the template, a JSON object.", metavar="JSON")
@@ -74,7 +74,7 @@ Full = Annotated[bool, typer.Option("--full", help="Only the steps of all lanes,
 Verbose = Annotated[
     bool,
     typer.Option(
-        "--verbose", "-v", help="Say which steps came from the store, which were compiled, and how long each took."
+        "--verbose", "-v", help="Name the steps loaded from the store and the compiled ones, with their seconds."
     ),
 ]
 Debug = Annotated[bool, typer.Option("--debug", help="Show the traceback of an error.")]
@@ -244,7 +244,7 @@ class Ended(KeyboardInterrupt):
 
 @contextmanager
 def ended_by_signals() -> Iterator[None]:
-    """Raise Ended for a signal that would end the process without a word.
+    """Raise Ended for a signal that would end the process without a message.
 
     Ignored signals (nohup) stay ignored. A process of a group ends at once.
     """

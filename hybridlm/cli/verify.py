@@ -65,7 +65,7 @@ class Subject:
         if self.scheme is not None:
             return Recipe.of(self.scheme, group_size=self.group_size, mixers=self.mixers, head=self.head)
         if self.group_size is not None or self.mixers or self.head:
-            raise ValueError("--group-size, --mixers, --head: expected --scheme beside them")
+            raise ValueError("--group-size, --mixers, --head: need --scheme")
         return None
 
 
@@ -93,13 +93,13 @@ def verify(
     recipe, target = subject.recipe(), subject.target
     if target is not None and not subject.abstract:
         if explain:
-            raise ValueError("--target: expected no --explain beside it")
+            raise ValueError("--explain: not with --target")
         verify_target(
             target, loading, model=subject.model, config=subject.config, recipe=recipe, out=out, as_json=as_json
         )
         return
     if as_json:
-        raise ValueError("--json: expected --target beside it, and not --abstract")
+        raise ValueError("--json: needs --target, not with --abstract")
     engine, report = _engine(loading, subject, out)
     console = console_for_table()
     table, faults = table_of("step", "lanes", "tokens", *report.headings, title=report.title), list[str]()
@@ -134,7 +134,7 @@ def _engine(loading: Loading, subject: Subject, out: Path | None) -> tuple[Engin
                 "--config: a config.json without its weights can only be verified with --abstract or --target"
             )
         if recipe is not None:
-            raise ValueError("--scheme: the weights of --model are what they are; expected --abstract or --target")
+            raise ValueError("--scheme: --model has its own weights; expected --abstract or --target")
         if model is None:
             raise ValueError("expected --model, or --config with --abstract, got neither")
         lanes = loading.settings["lanes"]

@@ -136,7 +136,7 @@ def verify_target(
     if (model is None) == (config is None):
         raise ValueError(f"--target: expected --model or --config, got {'neither' if model is None else 'both'}")
     if recipe is not None and model is not None:
-        raise ValueError("--scheme: the weights of --model are what they are; expected --config")
+        raise ValueError("--scheme: --model has its own weights; expected --config")
     machine = read_target(target)
     engine = target_engine(
         machine, loading.config(), model=model, config=config, mesh=loading.mesh_sizes, recipe=recipe

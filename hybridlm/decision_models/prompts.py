@@ -1,6 +1,6 @@
 """Prompts of decision requests: token ids, and places of answers.
 
-A template writes sentinels, which are dropped: `<|mark|>` behind each question's token to read, by default the last,
+A template writes sentinels, which are dropped: `<|mark|>` after each question's token to read, by default the last,
 and `<|split|>` between separately encoded texts.
 """
 

@@ -44,18 +44,37 @@ class AcceptancePrior:
         )
 
 
-class Acceptance:
-    """Acceptance rate of one sequence, from its own drafts."""
+class Drafting:
+    """The drafts of one sequence, and their acceptance rate."""
 
-    def __init__(self, rate: float) -> None:
+    def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
+        self._drafter = drafter
+        self._prompt = len(prompt)
+        self._tokens = list(prompt)
+        self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
         self._right, self._tried = PRIOR_WEIGHT * rate, PRIOR_WEIGHT
         self._resume, self._wait = 0, MIN_PAUSE
+
+    def take_mtp(self, generated: int, mtp_drafts: Sequence[int]) -> None:
+        """Take the MTP drafts of the last sampling step."""
+        if isinstance(self._drafter, MtpDrafter):
+            self._drafter.observe(self._prompt + generated, mtp_drafts)
+            self._last = (0, 0, ())
+
+    def propose(self, generated: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:
+        """Return drafts after the generated tokens; raises as `checked_proposal`."""
+        self._tokens += generated[len(self._tokens) - self._prompt :]
+        if self._last[:2] != (len(self._tokens), limit):
+            drafts = checked_proposal(self._drafter, self._tokens, limit, vocab_size) if limit > 0 else ()
+            self._last = len(self._tokens), limit, drafts
+        return self._last[2]
 
     @property
     def rate(self) -> float:
         return self._right / self._tried
 
     def expected(self, drafts: int) -> float:
+        """Return the expected number of accepted drafts."""
         return sum(self.rate**place for place in range(1, drafts + 1))
 
     def observe(self, drafted: int, accepted: int) -> None:
@@ -71,27 +90,3 @@ class Acceptance:
         self._resume = sampled + self._wait
         self._wait *= 2
         self._right, self._tried = PRIOR_WEIGHT / 2, PRIOR_WEIGHT
-
-
-class Drafting:
-    """The drafts of one sequence."""
-
-    def __init__(self, drafter: Drafter, prompt: Sequence[int], rate: float):
-        self._drafter = drafter
-        self._prompt = len(prompt)
-        self._tokens = list(prompt)
-        self._last: tuple[int, int, tuple[int, ...]] = (0, 0, ())
-        self.acceptance = Acceptance(rate)
-
-    def observe(self, generated: int, mtp_drafts: Sequence[int]) -> None:
-        if isinstance(self._drafter, MtpDrafter):
-            self._drafter.observe(self._prompt + generated, mtp_drafts)
-            self._last = (0, 0, ())
-
-    def propose(self, generated: Sequence[int], limit: int, vocab_size: int) -> tuple[int, ...]:
-        """Return drafts after the generated tokens; raises as `checked_proposal`."""
-        self._tokens += generated[len(self._tokens) - self._prompt :]
-        if self._last[:2] != (len(self._tokens), limit):
-            drafts = checked_proposal(self._drafter, self._tokens, limit, vocab_size) if limit > 0 else ()
-            self._last = len(self._tokens), limit, drafts
-        return self._last[2]

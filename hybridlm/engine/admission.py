@@ -22,7 +22,7 @@ from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 ROOM = KV_BLOCK
-"""Reserved positions behind a joining sequence's prompt."""
+"""Reserved positions after a joining sequence's prompt."""
 
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)

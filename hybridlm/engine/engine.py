@@ -232,7 +232,7 @@ class Engine:
 
     @property
     def head_drafts(self) -> int:
-        """Most positions of MTP drafts behind a sequence's end."""
+        """Most positions of MTP drafts after a sequence's end."""
         return self.draft_tokens if self._head else 0
 
     @property

@@ -19,6 +19,7 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
+from hybridlm.requests.sequence import slots_of
 from hybridlm.rows.pool import LaneMap
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Batch, Feed, StepInputs
@@ -32,7 +33,7 @@ class QueuedText:
     Attributes:
         index: None for a shared prefix.
         tokens: with `prefix`; the last is not prefilled.
-        prefix: results begin behind it.
+        prefix: results begin after it.
         parent: shared prefix with the first tokens' results.
         consumed: tokens of the state after all dispatched steps.
         snapshot: state after its last step, if `keeps_state`.
@@ -289,10 +290,6 @@ class Reading(Generic[T]):
                 if text.index is not None:
                     finished.append(text)
         return finished
-
-
-def slots_of(sequences: Sequence[Any]) -> list[Slot]:
-    return [sequence.slot for sequence in sequences if sequence.slot is not None]
 
 
 def max_states(lanes: int) -> int:

@@ -5,7 +5,7 @@ A text has a row while it is prefilled. All sessions and calls share one pool. P
 decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` of them the decoding sequences get one step. Every
 second prefill step has the first sequence or text without a step.
 
-More than 300 lines: one class moves each sequence from waiting over prefilling to decoding.
+More than 300 lines: one class moves each sequence from the queue through prefill to decoding.
 """
 
 import heapq
@@ -25,13 +25,13 @@ from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import TURN_LOCK, Engine
 from hybridlm.engine.probing import Probing
-from hybridlm.engine.reading import QueuedText, Reading, T, slots_of
+from hybridlm.engine.reading import QueuedText, Reading, T
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ARRIVALS, ActiveSequence
+from hybridlm.requests.sequence import ARRIVALS, ActiveSequence, slots_of
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
@@ -129,7 +129,7 @@ class Scheduler:
 
     @property
     def unfinished(self) -> int:
-        """Number of sequences and texts; texts behind an unread prefix count as one."""
+        """Number of sequences and texts; texts after an unread prefix count as one."""
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
     @_in_turn
@@ -139,7 +139,7 @@ class Scheduler:
 
     @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
-        """Add the texts of a reading to the queue, each behind its shared prefix."""
+        """Add the texts of a reading to the queue, each after its shared prefix."""
         arrival = next(ARRIVALS)
         for i, text in enumerate(texts):
             text.reading = reading
@@ -211,7 +211,7 @@ class Scheduler:
         return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
 
     def _leader(self) -> Queued:
-        """Return the first in the queue; every second time the first without a step."""
+        """Return the first in the queue, or every second time the first without a step so far."""
         joined: list[Queued] = [*self.prefilling, *self.reading]
         new = [sequence for sequence in joined if not sequence.stepped]
         self._led_by_new = bool(new) and not self._led_by_new
@@ -356,7 +356,8 @@ class Scheduler:
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
                 may_wait = _in_use([engine]) or snapshot is not start
-                slot = self._admission.enter(sequence, moves.shareable(snapshot), pool, may_wait)
+                shared = [] if snapshot is None else moves.shareable(snapshot)
+                slot = self._admission.enter(sequence, shared, pool, may_wait)
                 if slot is not None:
                     sequence.slot, sequence.stepped = slot, False
                     self.prefilling.append(sequence)
@@ -458,8 +459,9 @@ class Scheduler:
         # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
         devices, platform = pool.devices_of(slots_of(candidates)), engine.placement.platform
-        step = cheapest_step(counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices)
-        return [candidates[index] for index in step.chosen], step.lanes, step.width
+        sizes, widths = engine.prefill_sizes, engine.widths
+        chosen, lanes, width = cheapest_step(counts, devices, sizes, widths, platform, new, pool.devices)
+        return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.

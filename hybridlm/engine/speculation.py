@@ -42,7 +42,7 @@ class Speculation:
 
     @property
     def ahead(self) -> int:
-        """Most positions behind a lane's next token in a step."""
+        """Most positions after a lane's next token in a step."""
         return 2 * self.tokens if self._head else self.tokens
 
     @property
@@ -95,9 +95,7 @@ class Speculation:
         return self.tokens if verifying or self._mtp_next else 0
 
     def _should_propose(self, lanes: Sequence[ActiveSequence | None]) -> bool:
-        asking = [
-            s is not None and s.drafting is not None and s.drafting.acceptance.should_draft(s.sampled) for s in lanes
-        ]
+        asking = [s is not None and s.drafting is not None and s.drafting.should_draft(s.sampled) for s in lanes]
         if self.always or not any(asking):
             return self.always
         return self.times.measured(self.steps(len(lanes))[0]) and self._should_verify(
@@ -122,19 +120,19 @@ class Speculation:
 
     def observe(self, sequence: ActiveSequence, lanes: int, drafted: int, accepted: int) -> bool:
         """Record the accepted drafts of a sequence; return whether it pauses drafting."""
-        assert sequence.drafting is not None
-        acceptance = sequence.drafting.acceptance
-        acceptance.observe(drafted, accepted)
+        drafting = sequence.drafting
+        assert drafting is not None
+        drafting.observe(drafted, accepted)
         self._prior.observe(drafted, accepted)
         _, verify = self.steps(lanes)
-        if self.always or not self.times.measured(verify) or 1 + acceptance.expected(self.tokens) > self.cost(lanes):
+        if self.always or not self.times.measured(verify) or 1 + drafting.expected(self.tokens) > self.cost(lanes):
             return False
-        acceptance.pause(sequence.sampled)
+        drafting.pause(sequence.sampled)
         return True
 
     def _propose(self, sequence: ActiveSequence, context: int) -> tuple[int, ...]:
         drafting = sequence.drafting
-        if drafting is None or not drafting.acceptance.should_draft(sequence.sampled):
+        if drafting is None or not drafting.should_draft(sequence.sampled):
             return ()
         limit = min(self.tokens, sequence.remaining(context) - 1)
         drafts = drafting.propose(sequence.generated, limit, self._vocab_size)
@@ -142,7 +140,5 @@ class Speculation:
 
     def _pays(self, lanes: Sequence[ActiveSequence | None], proposed: list[tuple[int, ...]], cost: float) -> bool:
         alive = [(s, drafts) for s, drafts in zip(lanes, proposed, strict=True) if s is not None]
-        expected = sum(
-            1 + (s.drafting.acceptance.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive
-        )
+        expected = sum(1 + (s.drafting.expected(len(drafts)) if s.drafting is not None else 0) for s, drafts in alive)
         return expected > MIN_SPEEDUP * cost * len(alive)

@@ -3,7 +3,6 @@
 from collections.abc import Iterator, Sequence
 from functools import cache
 from itertools import product
-from typing import NamedTuple
 
 MIN_WIDTH = {"cpu": 8}
 """Narrowest step by platform: narrower ones read the weights for too few tokens."""
@@ -15,14 +14,6 @@ DEVICE_STEP_COST = 256
 """Cost on other platforms."""
 WIDTH_RATIO = 4
 """Ratio of neighbouring widths, each with a compiled program."""
-
-
-class PrefillStep(NamedTuple):
-    """Indices of a step's sequences, ascending; its lanes; tokens per lane."""
-
-    chosen: list[int]
-    lanes: int
-    width: int
 
 
 def step_widths(chunk: int, platform: str) -> tuple[int, ...]:
@@ -59,7 +50,7 @@ def cheapest_step(
     platform: str,
     preferred: int = 0,
     parts: int = 1,
-) -> PrefillStep:
+) -> tuple[list[int], int, int]:
     """Return the next prefill step with the least total cost: places plus `STEP_COST` per step.
 
     Later steps are counted as full, with as many sequences as the largest. The first sequence is in every step, so
@@ -71,10 +62,13 @@ def cheapest_step(
         sizes: possible numbers of lanes, on all devices.
         preferred: so many of the first sequences come before the others.
         parts: number of devices, with equal parts of the lanes.
+
+    Returns:
+        Indices of the step's sequences, ascending; its lanes; tokens per lane.
     """
     step_cost = STEP_COST.get(platform, DEVICE_STEP_COST)
     step_share = step_cost / min(len(counts), max(sizes))
-    best: tuple[float, PrefillStep] | None = None
+    best: tuple[float, list[int], int, int] | None = None
     for lanes, width in product(sizes, widths):
         rest = sorted(range(1, len(counts)), key=lambda index: (index >= preferred, -min(counts[index], width)))
         free, chosen = [lanes // parts] * parts, list[int]()
@@ -85,9 +79,9 @@ def cheapest_step(
         remainders = [count - width * (index in chosen) for index, count in enumerate(counts)]
         cost = lanes * width + step_cost + sum(_least_cost(count, widths, step_share) for count in remainders)
         if best is None or cost < best[0]:
-            best = cost, PrefillStep(sorted(chosen), lanes, width)
+            best = cost, sorted(chosen), lanes, width
     assert best is not None
-    return best[1]
+    return best[1:]
 
 
 @cache

@@ -24,7 +24,7 @@ def replaceable(output: Path, input: Path | None = None) -> Path:
         # Before links are resolved: the target of /dev/stdout has an unknown name.
         raise ValueError(
             f"{output}: expected a regular file or a new name, got a stream or a device; an output appears whole, and "
-            "its unfinished parts are kept beside it: write a file and print it (hybridlm ... OUTPUT && cat OUTPUT)"
+            "its unfinished parts are in the same folder: write a file and print it (hybridlm ... OUTPUT && cat OUTPUT)"
         )
     output = Path(os.path.realpath(output))
     if not output.parent.is_dir():

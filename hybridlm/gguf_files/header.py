@@ -107,7 +107,7 @@ class _HeaderReader:
 
     def take(self, count: int) -> bytes:
         if count > self.size - self.position:
-            raise CheckpointError(self.path, f"truncated: the header goes on behind byte {self.size}, the last one")
+            raise CheckpointError(self.path, f"truncated: the header goes on after byte {self.size}, the last one")
         self.position += count
         return self.mapped[self.position - count : self.position]
 

@@ -62,7 +62,7 @@ class GrammarState:
             if rest is not None:
                 self._thoughts = None
                 if rest.strip():
-                    self.fault = f"the token that ends the thoughts has more text behind the end marker: {rest!r}"
+                    self.fault = f"the token that ends the thoughts has more text after the end marker: {rest!r}"
         elif not self._matcher.consume_token(token):
             self.fault = f"token {token} is not in the grammar here: {_error_of(self._matcher)}"
 
@@ -186,7 +186,7 @@ class Grammars:
             raise ValueError(f"is not followed in full: {'; '.join(warnings)}")
         trial = matcher.deep_copy()
         first = np.flatnonzero(np.unpackbits(np.frombuffer(trial.compute_bitmask(), np.uint8), bitorder="little"))
-        # Of characters without a token, llguidance allows the token behind them, and refuses it later.
+        # Of characters without a token, llguidance allows the token after them, and refuses it later.
         if trial.is_error() or (first.size == 1 and not matcher.validate_tokens(first.tolist())):
             raise ValueError(f"no token of the vocabulary can begin it: {_error_of(trial)}")
         self._compiled[text] = matcher

@@ -73,16 +73,14 @@ class RowMoves:
         """Return the pages of a state that no later step writes."""
         return max(0, position - self._unfinished) // KV_BLOCK if self.grows else 0
 
-    def shareable(self, snapshot: Snapshot | None) -> list[Page]:
+    def shareable(self, snapshot: Snapshot) -> list[Page]:
         """Return the first full pages of a state in the pool, on one device."""
-        pages: list[KeptPage] = []
-        if snapshot is not None:
-            buffers = buffers_by_block(snapshot.spans)
-            for block in range(self.full_pages(snapshot.position)):
-                page = buffers[block].page
-                if page is None or (pages and page.device != pages[0].device):
-                    break
-                pages.append(page)
+        pages, buffers = list[KeptPage](), buffers_by_block(snapshot.spans)
+        for block in range(self.full_pages(snapshot.position)):
+            page = buffers[block].page
+            if page is None or (pages and page.device != pages[0].device):
+                break
+            pages.append(page)
         return [page.right for page in pages]
 
     def example_arguments(self, shape: PartShape) -> tuple[Any, ...]:
@@ -171,7 +169,7 @@ class RowMoves:
         return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
 
     def filled(self, arrays: Sequence[np.ndarray], position: int, tokens: str, epoch: int) -> Snapshot:
-        """Build a snapshot from foreign arrays in layout order, growing ones of `position` positions."""
+        """Build a snapshot from foreign arrays in layout order."""
         state = self._from_host("state", [arrays[i] for i in self._part_indices["state"]], position)
         spans = []
         for first in range(0, position if self.grows else 0, KV_BLOCK):

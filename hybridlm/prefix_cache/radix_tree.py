@@ -175,7 +175,7 @@ class RadixTree(Generic[S, B]):
             where, parent = f"node at position {node.position}", node.parent
             assert parent is not None
             if not node.tokens or node.position != parent.position + len(node.tokens):
-                faults.append(f"{where}: {len(node.tokens)} tokens behind position {parent.position}")
+                faults.append(f"{where}: {len(node.tokens)} tokens after position {parent.position}")
             elif parent.children.get(node.tokens[0]) is not node:
                 faults.append(f"{where}: its parent does not know it")
             if sum(span.count for span in node.spans) != (len(node.tokens) if self._grows else 0):

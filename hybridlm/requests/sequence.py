@@ -1,8 +1,9 @@
 """Requests and active sequences: tokens, dispatched progress, and finish reason."""
 
 import itertools
+from collections.abc import Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
 from hybridlm.grammars import GrammarSource, TokenState
 from hybridlm.requests.captured import Recorder
@@ -168,3 +169,7 @@ class ActiveSequence:
 
     def remaining(self, context: int) -> int:
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled
+
+
+def slots_of(sequences: Sequence[Any]) -> list[Slot]:
+    return [sequence.slot for sequence in sequences if sequence.slot is not None]

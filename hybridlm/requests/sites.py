@@ -69,7 +69,7 @@ class ProbeSites:
         """Return an intervention with runs, mixer and values for this model.
 
         Raises:
-            TypeError, ValueError: another object, a position behind the sequence, or an absent site.
+            TypeError, ValueError: another object, a position after the sequence, or an absent site.
         """
         if not isinstance(change, Intervention):
             raise TypeError(f"{where}: expected a hybridlm.Intervention, got {type(change)}")

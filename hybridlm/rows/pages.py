@@ -106,7 +106,8 @@ class RowPages:
         pages = self._pages[row]
         pages += added
         assert self.owner is not None
-        self._table[row, : len(pages)] = self._local(self.owner.bind([pages], 1, len(pages)))[0]
+        # Numbers on the device; null pages are 0 everywhere.
+        self._table[row, : len(pages)] = self.owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
         self._counts[row] = len(pages)
 
     def release(self, row: int) -> None:
@@ -175,7 +176,9 @@ class RowPages:
         table = self.owner.bind(self._pages, len(self._pages), self._blocks)
         counts = np.array([len(pages) for pages in self._pages])
         wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
-        wrong += np.flatnonzero((self._local(table) != self._table).any(axis=1) | (counts != self._counts)).tolist()
+        wrong += np.flatnonzero(
+            (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
+        ).tolist()
         kept_pages = self.owner.bind([list(self._kept)], 1, len(self._kept))
         numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
         holders = np.bincount(numbers, minlength=self.owner.size)
@@ -189,7 +192,3 @@ class RowPages:
                 f"to {len(numbers)} places"
             )
             raise SlotError(SlotFault.STATES.fault("", message), where="pages")
-
-    def _local(self, table: np.ndarray) -> np.ndarray:
-        """Return page numbers on their devices; null pages are 0 everywhere."""
-        return table % np.int32(self._page_part)

@@ -57,8 +57,7 @@ class PartShape:
 def copy_row(source: str | None = None, target: str | None = None) -> Callable[..., tuple[Any]]:
     """`step(target, source, read, write) -> (target,)`: row `read[0]` becomes row `write[0]`, in every array.
 
-    Source and target have the same structure; `read` and `write` are int32 [1]. Rows are split over the mesh axes
-    `source` and `target`, if given.
+    Source and target have the same structure; `read` and `write` are int32 [1]. `source` and `target` are mesh axes.
     """
 
     def copy_row(into: Any, out_of: Any, read: jax.Array, write: jax.Array) -> tuple[Any]:

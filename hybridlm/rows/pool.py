@@ -63,11 +63,12 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        home = self.row_pages.home_of(shared)
+        pages, needed = self.row_pages, self.row_pages.needed(positions)
+        home = pages.home_of(shared)
         ready = [
             device
             for device in range(self.devices)
-            if self.owner.free_in(device) and self.row_pages.free_in(device) >= self.needed(positions, device, shared)
+            if self.owner.free_in(device) and pages.free_in(device) >= needed - (device == home) * len(shared)
         ]
         return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
 

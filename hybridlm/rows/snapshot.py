@@ -86,7 +86,7 @@ class Snapshot:
 
     Attributes:
         tokens: `token_hash` of these tokens.
-        epoch: tenancy of the row that made it, for debugging, never compared; 0 if nothing was consumed.
+        epoch: tenancy of the row, for debugging, never compared; 0 at position 0.
         state: the arrays of fixed size; None at position 0, where a sequence begins from zero state.
         spans: the growing arrays, position by position; may be empty.
         mark: the sanitizer's label of the row, or None.

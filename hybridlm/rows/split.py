@@ -1,7 +1,4 @@
-"""Rows or pages of a pool split over the devices of a mesh axis, as seen by one device in a step.
-
-`axis` is None if every device has all rows.
-"""
+"""Rows or pages of a pool split over a mesh axis; None: not split."""
 
 from collections.abc import Callable
 from typing import Any
@@ -11,7 +8,7 @@ from jax import Array, lax
 
 
 def local_row(row: Array, pool: Array, axis: str | None) -> Array:
-    """Return a row's number on this device; another device's row is outside its rows."""
+    """Return a row's number on this device; other devices' rows are outside."""
     return row if axis is None else row - lax.axis_index(axis) * pool.shape[0]
 
 
@@ -19,8 +16,7 @@ def take_row(pool: Array, row: Array, axis: str | None, part: Callable[[Array], 
     """Return a row of a pool [row, ..] on every device; `row` is int32 [1].
 
     Args:
-        part: row's number on the device -> index of the wanted part, with zeros outside of the row; None for the whole
-            row.
+        part: row's number on the device -> index of a part, with zeros outside of the row; None for the whole row.
     """
     local = local_row(row, pool, axis)
     index = local if part is None else part(local)

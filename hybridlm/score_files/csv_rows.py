@@ -57,7 +57,7 @@ def open_csv(path: Path, reader: RowReader) -> TextSource:
 
 
 def _records(path: Path, end: int, start: Mark) -> Iterator[tuple[list[str], Mark]]:
-    """Yield records and the marks behind them; raises ValueError for wrong quotes."""
+    """Yield records and the marks after them; raises ValueError for wrong quotes."""
     number, begin = start
     offset = begin
 

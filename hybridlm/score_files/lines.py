@@ -33,7 +33,7 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
 
 
 def content_end(path: Path) -> int:
-    """Return the offset behind the last byte other than white space or a byte-order mark."""
+    """Return the offset after the last byte other than white space or a byte-order mark."""
     offset = end = 0
     with open_lines(path) as file:
         while block := file.read(BLOCK_BYTES):

@@ -102,7 +102,7 @@ class TextSource:
 
     Attributes:
         unit: "line" or "row", in messages.
-        rows: yields rows from a mark on, and the mark behind each, in bounded memory.
+        rows: yields rows from a mark on, and the mark after each, in bounded memory.
         close: deletes temporary files.
     """
 

@@ -156,7 +156,7 @@ def about(text: ScoredIds, start: Any, ids: Any, where: str, vocab_size: int) ->
     """Return the question about one text; raises TypeError or ValueError.
 
     Args:
-        start: behind the prompt; None for the first token with a prediction.
+        start: after the prompt; None for the first token with a prediction.
     """
     length = len(text.token_ids) - text.prompt
     start = 0 if start is None else start

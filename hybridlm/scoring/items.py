@@ -108,7 +108,7 @@ class ItemReader:
             turns = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=False, **variables)
             if not chat_text.startswith(turns):
                 raise ValueError(
-                    "messages: the chat template writes the last answer otherwise than behind the earlier messages (as "
+                    "messages: the chat template writes the last answer otherwise than after the earlier messages (as "
                     "with thoughts that it drops from them): expected a text that begins as the earlier messages do, "
                     f"{_difference(turns, chat_text)}; give prompt and completion as texts"
                 )

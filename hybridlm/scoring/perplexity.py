@@ -40,7 +40,7 @@ def first_token(tokenizer: Tokenizer | None) -> int | None:
 def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextWindow]:
     """Return windows that predict every token once: lm_eval's `loglikelihood_rolling`.
 
-    A window predicts the tokens that fit behind the last token of the previous one; the last window begins with earlier
+    A window predicts the tokens that fit after the last token of the previous one; the last window begins with earlier
     tokens.
 
     Args:

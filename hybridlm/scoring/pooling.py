@@ -13,7 +13,7 @@ from hybridlm.scoring.scorer import prefilled, step_lanes
 from hybridlm.steps.operands import StepInputs
 
 BEHIND = 0
-"""Token behind every text: the last token is not prefilled."""
+"""Token after every text: the last token is not prefilled."""
 
 
 @dataclass(frozen=True)

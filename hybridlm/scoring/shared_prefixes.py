@@ -75,11 +75,11 @@ def shared_prefixes(
 
     Args:
         widths: descending.
-        begin: start of the first step, behind the same tokens in all texts.
+        begin: start of the first step, after the same tokens in all texts.
         keys: per text, (first token, end) -> key that must be equal, too.
 
     Returns:
-        Prefixes, each behind its parent, and the prefix index of each text.
+        Prefixes, each after its parent, and the prefix index of each text.
     """
     # A radix tree: an edge is a step of a text and the next token, a node has the texts that end there.
     numbers: dict[Any, int] = {}
@@ -89,7 +89,7 @@ def shared_prefixes(
         # Every text keeps something to prefill, so its last shared step ends before its last token but one.
         spans = [(start, end) for start, end in pairwise(ends[i]) if end < len(text) - 1]
         steps = [
-            # A step predicts the tokens from its second one on, and the one behind it.
+            # A step predicts the tokens from its second one on, and the one after it.
             numbers.setdefault((text[start : end + 1], keys and keys[i](start + 1, end + 1)), len(numbers))
             for start, end in spans
         ]

@@ -17,13 +17,12 @@ _BY_POSITION = ("_top_ids", "_top_logprobs", "_logprobs", "_chosen_ranks")
 
 @dataclass(eq=False)
 class ScoredText(QueuedText):
-    """A text with a score for each token, and with a question also ranks and entropies.
+    """A text with scores of its tokens; with a question also ranks and entropies.
 
     Attributes:
-        question, query: both or none.
         logprobs: float32 [T]; NaN for a first token without a prefix.
         top_logprobs: the most likely tokens per token; empty with a question.
-        ranks, entropy: per token, also before the text; 0 and nan before the first reported token.
+        ranks, entropy: also before the text; 0 and nan before the first reported token.
     """
 
     question: Question | None = None
@@ -96,7 +95,7 @@ class ScoredText(QueuedText):
                     getattr(self, name)[: end - first] = getattr(shared, name)
 
     def top(self) -> TokenLogprobs | None:
-        """Return the most likely tokens of the text's positions; None with `top` 0."""
+        """Return the most likely tokens; None with `top` 0."""
         count = 0 if self.question is None else self.question.top
         if not count:
             return None
@@ -106,7 +105,6 @@ class ScoredText(QueuedText):
         return TokenLogprobs(self._top_ids.reshape(-1), self._top_logprobs.reshape(-1), ranks, offsets)
 
     def chosen(self) -> TokenLogprobs | None:
-        """Return the chosen ids of the text's positions; None without any."""
         if self.question is None or self.query is None or not self.question.chosen:
             return None
         ids = self.query.ids

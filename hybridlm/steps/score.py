@@ -16,7 +16,7 @@ from models import Decoder
 from models.decoder.decoder import lane_info
 from models.ops.layout import materialize
 
-MAX_HEAD_BYTES, MIN_HEAD_ROWS = 32 << 20, 128
+MAX_HEAD_BYTES, MIN_HEAD_ROWS = 16 << 20, 128
 """Maximum bytes of logits in the head at a time, and minimum rows, which share one read of its weight."""
 
 

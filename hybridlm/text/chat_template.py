@@ -15,7 +15,7 @@ class ChatTemplateError(ValueError):
 REASONING = ("reasoning_content", "thinking", "reasoning")
 """Names of reasoning, in transformers' order of precedence."""
 CONTINUED = "CONTINUE_FINAL_MESSAGE_TAG "
-"""Mark behind the continued message, as in transformers."""
+"""Mark after the continued message, as in transformers."""
 MEDIA = frozenset({"image", "image_url", "video", "video_url", "audio", "audio_url"})
 
 

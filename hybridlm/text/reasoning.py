@@ -1,24 +1,11 @@
 """Thoughts of a completion, apart from its answer, and their budget."""
 
 from collections.abc import Sequence
-from typing import NamedTuple
 
 from hybridlm.text.tokenizer import Tokenizer
 
 _LOOK_BACK = 32
 """Prompt tokens searched for a start marker."""
-
-
-class Thoughts(NamedTuple):
-    """The two parts of a completion.
-
-    Attributes:
-        reasoning: stripped, without markers; None without thoughts.
-        answer: text after the thoughts; "" before their end.
-    """
-
-    reasoning: str | None
-    answer: str
 
 
 def markers_of(tokenizer: Tokenizer, think_end: str | None) -> tuple[str, str] | None:
@@ -46,26 +33,29 @@ def split_thoughts(
     opened: bool,
     skip_special_tokens: bool = True,
     keep_tool_markers: bool = False,
-) -> Thoughts:
+) -> tuple[str | None, str]:
     """Split a completion at the end of its thoughts.
 
     Args:
         text: decoded with these options; may end at a stop string.
         token_ids: for markers that the text lacks.
         opened: the prompt ended within thoughts.
+
+    Returns:
+        Thoughts, stripped and without markers, or None; the text after them, "" before their end.
     """
     if markers is None:
-        return Thoughts(None, text)
+        return None, text
     start, end = markers
     start_id, end_id = tokenizer.token_to_id(start), tokenizer.token_to_id(end)
     if not opened and not text.lstrip().startswith(start) and (not token_ids or token_ids[0] != start_id):
-        return Thoughts(None, text)
+        return None, text
     place, length = text.find(end), len(end)
     if place < 0 and end_id is not None and end_id in token_ids:
         thought_ids = list(token_ids)[: list(token_ids).index(end_id)]
         place, length = min(len(tokenizer.decode(thought_ids, skip_special_tokens, keep_tool_markers)), len(text)), 0
     thoughts, answer = (text, "") if place < 0 else (text[:place], text[place + length :])
-    return Thoughts(thoughts.lstrip().removeprefix(start).strip(), answer.lstrip())
+    return thoughts.lstrip().removeprefix(start).strip(), answer.lstrip()
 
 
 class ThinkingBudget:

@@ -1,6 +1,6 @@
 """Incremental detokenization: joined pieces equal the whole text, and never change.
 
-`tokenizers.decoders.DecodeStream` raises for invalid bytes behind a returned character, holds back a U+FFFD of the
+`tokenizers.decoders.DecodeStream` raises for invalid bytes after a returned character, holds back a U+FFFD of the
 text, and has no end.
 """
 
@@ -64,7 +64,7 @@ def _by_token(steps: Sequence[dict[str, Any]]) -> bool:
         if joined and (kind not in ("Fuse", "Strip") or step.get("stop")):
             return False  # it sees one token, the whole text
         if after_suffix and kind != "Fuse":
-            return False  # the last token's text changes behind it
+            return False  # the last token's text changes after it
         if kind in ("Fuse", "ByteLevel"):
             joined = True
         elif kind == "ByteFallback":

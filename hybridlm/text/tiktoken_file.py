@@ -63,7 +63,7 @@ def read_tiktoken(directory: Path, settings: Mapping[str, Any], special: Sequenc
     code = directory / CODE
     if code.exists() and any(word not in read_text(code, MEGABYTE) for word in WORDS):
         raise CheckpointError(
-            path, f"{CODE} beside it splits texts by another pattern than the known one", f"Known: {'|'.join(WORDS)}"
+            path, f"{CODE} in the same folder splits texts by an unknown pattern", f"Known: {'|'.join(WORDS)}"
         )
     names = [*range(33, 127), *range(161, 173), *range(174, 256)]
     names += [byte for byte in range(256) if byte not in names]

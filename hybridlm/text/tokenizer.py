@@ -346,7 +346,7 @@ class Tokenizer:
             TypeError: a value that is not plain data.
         """
         if add_generation_prompt and continue_final_message:
-            raise ChatTemplateError("add_generation_prompt: begins an answer, continue_final_message goes on with one")
+            raise ChatTemplateError("add_generation_prompt begins an answer, continue_final_message continues one")
         for name, items in (("tools", tools), ("documents", documents)):
             wrong = [item for item in items or () if not isinstance(item, Mapping)]
             if wrong:

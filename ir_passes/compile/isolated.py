@@ -16,8 +16,8 @@ from ir_passes.compile.proving import Certify
 from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
-from ir_passes.jaxpr.refused import require_threads
-from ir_passes.jaxpr.tracing import FunctionSignature, check_hashable, name_of
+from ir_passes.jaxpr.refused import check_hashable, require_threads
+from ir_passes.jaxpr.tracing import FunctionSignature, name_of
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 

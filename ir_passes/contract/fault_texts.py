@@ -82,7 +82,7 @@ def no_role(entry: Any, roles: Iterable[str | None]) -> str:
 
 
 def no_prefix(value: Any, entries: Any, children_of: Callable[[Any], Any]) -> str:
-    """Return the message for entries that are no prefix.
+    """Return the message for entries in other containers than the value's.
 
     Args:
         children_of: node of a pytree -> keys and children, or None.

@@ -170,7 +170,7 @@ class Assumption(StatementId):
     PACKED = (
         "packed",
         "Token t belongs to the lane that it says, as those of the same step do; the number of tokens of a lane is "
-        "shared. Tokens behind the last one are padding, which belongs to no lane and is outside every claim. {empty}",
+        "shared. Tokens after the last one are padding, which belongs to no lane and is outside every claim. {empty}",
     )
     MASKED_SUM = (
         "masked-sum",

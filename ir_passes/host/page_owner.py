@@ -180,7 +180,7 @@ class PageOwner:
                 if not lane_faults:
                     table[lane, : len(lane_pages)] = [page._number for page in lane_pages]
                     if len(lane_pages) < pages and not self.null:
-                        message = f"{len(lane_pages)} of {pages} pages, and there is no null page behind"
+                        message = f"{len(lane_pages)} of {pages} pages, and there is no null page for the others"
                         faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if writes is not None and not faults:
                 faults += self._write_faults(table, writes)

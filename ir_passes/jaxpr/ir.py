@@ -1,13 +1,12 @@
-"""Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later.
-
-More than 300 lines: one adapter to the same names of JAX.
-"""
+"""Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later."""
 
 import inspect
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 import jax
+from jax.core import ShapedArray as ShapedArray
+from jax.core import Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives

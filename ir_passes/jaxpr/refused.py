@@ -1,8 +1,12 @@
-"""Refused steps: JAX settings, and processes forked after JAX had started, without its threads."""
+"""Refused steps: JAX settings, unhashable static arguments, and processes forked after JAX had started."""
 
 import os
+from typing import Any
 
 from ir_passes.jaxpr import jax_private
+
+Static = tuple[tuple[int | str, Any], ...]
+"""Position or name of static arguments -> value."""
 
 
 class ForkedProcessError(RuntimeError):
@@ -65,3 +69,13 @@ def require_donation() -> None:
                 f"{name} is on, and JAX then donates no buffers, so that no pool can be written in place: wrap this "
                 f'call in `with jax.{name.removeprefix("jax_")}(False):`, or use certify="off"'
             )
+
+
+def check_hashable(static: Static) -> None:
+    for where, value in static:
+        try:
+            hash(value)
+        except TypeError as error:
+            raise ValueError(
+                f"static argument {where!r}: expected a value that can be hashed, got {type(value).__name__} {value!r}"
+            ) from error

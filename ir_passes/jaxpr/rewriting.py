@@ -1,4 +1,4 @@
-"""Programs and types that rewrites, stored steps and the sanitizer make; no proof depends on them."""
+"""Programs and types for rewrites, stored steps and the sanitizer; no proof depends on them."""
 
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any

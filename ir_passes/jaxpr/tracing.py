@@ -11,9 +11,7 @@ import jax
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.placement import placement_error
-
-Static = tuple[tuple[int | str, Any], ...]
-"""Position or name of static arguments -> value."""
+from ir_passes.jaxpr.refused import Static, check_hashable
 
 
 @dataclass(frozen=True)
@@ -131,16 +129,6 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
 
 def name_of(fn: Any) -> str:
     return getattr(fn, "__name__", None) or type(fn).__name__
-
-
-def check_hashable(static: Static) -> None:
-    for where, value in static:
-        try:
-            hash(value)
-        except TypeError as error:
-            raise ValueError(
-                f"static argument {where!r}: expected a value that can be hashed, got {type(value).__name__} {value!r}"
-            ) from error
 
 
 def _example(aval: Any) -> jax.ShapeDtypeStruct:

@@ -174,11 +174,7 @@ class StepPart:
 
 
 class BlockGuessFailed(Exception):
-    """A step works on another part than guessed, or reads another step's scratch."""
-
-    def __init__(self, array: Any):
-        super().__init__(array)
-        self.array = array
+    """A step works on another part of an array, the argument, than guessed, or reads another step's scratch."""
 
 
 def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:

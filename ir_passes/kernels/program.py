@@ -58,7 +58,7 @@ def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
         try:
             return guess.run(*operands)
         except BlockGuessFailed as error:
-            del options[error.array][0]
+            del options[error.args[0]][0]
 
 
 @dataclass

@@ -8,6 +8,7 @@ from ir_passes.contract.contract import (
     Bound,
     BoundContract,
     Lane,
+    Opaque,
     Packed,
     PageTable,
     Pool,
@@ -16,6 +17,7 @@ from ir_passes.contract.contract import (
     Unspecified,
 )
 from ir_passes.contract.missing_entries import entry_code
+from ir_passes.contract.opaque import donors, fits, maps_of
 from ir_passes.contract.opaque_names import exact_name, short_name
 from ir_passes.jaxpr import ir, rewriting
 from ir_passes.proof.concerned import concerned, describe
@@ -44,7 +46,7 @@ def at_output(prover: Prover, flat: ir.ClosedJaxpr, k: int, refusal: RefusalText
 
 
 def of_cause(prover: Prover, flat: ir.ClosedJaxpr, results: Sequence[Value], k: int, cause: Violation) -> Violation:
-    """Return the violation of an output that depends on several lanes."""
+    """Return the violation of an output of several lanes."""
     leaks = [
         value.owner.cause
         for output, value in zip(prover.bound.outputs, results, strict=True)
@@ -97,7 +99,7 @@ def _idle_input(bound: BoundContract, role: str) -> str:
 
 
 def compared_again(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> Violation:
-    """Return the violation of a comparison of devices that runs several times."""
+    """Return the violation of repeated comparisons of devices."""
     message = "devices are compared in a loop, or in a function that is called more than once"
     remedy = "call devices_agree once for all operands, outside of loops"
     place = Place(flat.jaxpr, len(flat.jaxpr.eqns), prover.values[flat.jaxpr])
@@ -202,7 +204,7 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
     return None
 
 
-def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str:
+def _map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str:
     """Describe an operand's difference from its declared slot map."""
     if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
         return "a slot map, and is not one"
@@ -218,7 +220,7 @@ def map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ..
     return f"{declared}, and is {bound_input.path}, {entry}"
 
 
-def table_misfit(site: Site, value: Value, declared: PageTable) -> str:
+def _table_misfit(site: Site, value: Value, declared: PageTable) -> str:
     """Describe an operand's difference from its declared page table."""
     fact = value.fact
     if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
@@ -229,3 +231,48 @@ def table_misfit(site: Site, value: Value, declared: PageTable) -> str:
     if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
         return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
     return f"{declared}, and is {bound_input.path}, {entry}"
+
+
+def call_misfit(site: Site, entry: Opaque) -> str:
+    """Describe a call's difference from its declaration in operands, results or aliases."""
+    eqn = site.eqn
+    if not fits(entry, site.shapes, ir.shapes(eqn.outvars)):
+        called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
+        return f"declared with operands {entry.inputs} and results {entry.outputs}, called with {called}"
+    aliases = ir.aliases_of(eqn)
+    if aliases != dict(entry.aliases):
+        return f"declared with aliases={dict(entry.aliases)}, called with {aliases}"
+    types = {k: ir.types([eqn.invars[donor], eqn.outvars[k]]) for k, donor in donors(entry).items()}
+    k, (old, new) = next((k, pair) for k, pair in types.items() if pair[0] != pair[1])
+    return f"result {k}, {new}, is declared the successor of operand {donors(entry)[k]}, {old}"
+
+
+def operand_misfit(site: Site, entry: Opaque, declared: Any, value: Value, shape: tuple[int, ...]) -> str:
+    """Describe an operand's difference from its declaration."""
+    match declared:
+        case Shared():
+            return "Shared, and differs between lanes"
+        case Lane(axis):
+            return f"Lane(axis={axis}), and holds {describe(value.owner)}"
+        case Packed(role=None):
+            return f"{declared}, and holds {describe(value.owner)}"
+        case Pool():
+            return _pool_misfit(site, entry, declared, value)
+        case SlotMap():
+            return _map_misfit(site, value, declared, shape)
+        case PageTable():
+            return _table_misfit(site, value, declared)
+    return f"{declared}, and is not the one of the contract"
+
+
+def _pool_misfit(site: Site, entry: Opaque, declared: Pool, value: Value) -> str:
+    owner, prover = value.owner, site.prover
+    leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
+    group = declared.group if leaf is None else getattr(prover.bound.inputs[leaf].entry, "group", "")
+    if group != declared.group:
+        return f"a pool of group {declared.group!r}, and is one of group {group!r}"
+    if not any(maps_of(entry, declared.group)):
+        return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
+    if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
+        return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
+    return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"

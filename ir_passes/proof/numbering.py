@@ -1,6 +1,7 @@
 """Value numbers: equal numbers mean equal elements; equal expressions have equal numbers."""
 
 from collections.abc import Hashable
+from typing import NewType
 
 
 class Number(int):
@@ -9,16 +10,9 @@ class Number(int):
     __slots__ = ()
 
 
-class Version(int):
-    """A version of a pool, or of a part of one."""
-
-    __slots__ = ()
-
-
-class Leaf(int):
-    __slots__ = ()
-
-
+Version = NewType("Version", int)
+"""A version of a pool, or of a part of one."""
+Leaf = NewType("Leaf", int)
 NONE = Number(0)
 """The value has no number yet."""
 

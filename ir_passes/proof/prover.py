@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Callable, Hashable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -112,24 +112,15 @@ class Prover:
         return self.numbers.fresh()
 
     @contextmanager
-    def on(self, devices: dict[str, int], invariance: bool) -> Iterator[None]:
-        outer = self.devices, self.invariance
-        self.devices, self.invariance = self.devices | devices, self.invariance and invariance
+    def given(self, **state: Any) -> Iterator[None]:
+        """Interpret a program in another state."""
+        outer = {name: getattr(self, name) for name in state}
+        vars(self).update(state)
         yield
-        self.devices, self.invariance = outer
+        vars(self).update(outer)
 
-    @contextmanager
-    def decided_by(self, atom: Any) -> Iterator[None]:
-        outer = self.diverging
-        self.diverging = outer | self.varying(atom)
-        yield
-        self.diverging = outer
-
-    @contextmanager
-    def called_at(self, eqn: Any) -> Iterator[None]:
-        self.callers.append(eqn)
-        yield
-        self.callers.pop()
+    def decided_by(self, atom: Any) -> AbstractContextManager[None]:
+        return self.given(diverging=self.diverging | self.varying(atom))
 
     def varying(self, atom: Any) -> frozenset[str]:
         """Return mesh axes with different values of an operand."""
@@ -183,10 +174,9 @@ class Prover:
     @contextmanager
     def trial(self) -> Iterator[None]:
         """Forget the violations and accesses of this block; nothing observes it."""
-        forget, observe = self.mark(), self.observe
-        self.observe = None
-        yield
-        self.observe = observe
+        forget = self.mark()
+        with self.given(observe=None):
+            yield
         forget()
 
     def makers(self, jaxpr: Any) -> dict[Any, Any]:

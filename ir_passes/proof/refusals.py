@@ -1,4 +1,4 @@
-"""Messages and remedies of refusals: advice, on which no verdict depends.
+"""Messages and remedies of refusals; no verdict depends on them.
 
 More than 300 lines: one list of texts, by the subject of the rule that refuses.
 """

@@ -79,7 +79,7 @@ class Site:
             return self._refused()
         if self.name not in primitives.WITH_BODIES:
             return rule(self, *operands)
-        with self.prover.called_at(self.eqn):
+        with self.prover.given(callers=[*self.prover.callers, self.eqn]):
             return rule(self, *operands)
 
     def _refused(self) -> list[Value]:

@@ -137,7 +137,7 @@ def read_target(name: str) -> Target:
     counts = range(1, MAX_GPUS + 1) if base in GPUS else [count for count, _ in TPUS[base].shapes]
     if colon and not (number.isascii() and number.isdecimal() and int(number) in counts):
         raise TargetError(
-            f"target {name!r}: expected {', '.join(map(str, counts))} devices behind the colon, got {number!r}"
+            f"target {name!r}: expected {', '.join(map(str, counts))} devices after the colon, got {number!r}"
         )
     device: Gpu | Tpu = GPUS[base] if base in GPUS else TPUS[base]
     count, platform = int(number) if colon else 1, "gpu" if base in GPUS else "tpu"

@@ -12,8 +12,13 @@ OLDER_KINDS: Mapping[str, str] = {"mamba": "linear_attention", "attention": "ful
 
 
 def spelled(reader: ConfigReader, *names: str) -> str:
-    """Return the first name that is present, else the first."""
-    return next((name for name in names if name in reader), names[0])
+    """Return the first present name, else the first; unequal values are faults."""
+    present = [name for name in names if name in reader] or [names[0]]
+    value = reader.get(present[0])
+    for name in present[1:]:
+        if reader.get(name) != value and not isinstance(value, list):
+            reader.fault(name, f"{value!r}, as of {present[0]}, another spelling")
+    return present[0]
 
 
 def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
@@ -114,7 +119,10 @@ def read_decoder_config(
         vocab_size=reader.integer("vocab_size"),
         hidden_size=reader.integer("hidden_size"),
         max_position_embeddings=max_positions(
-            reader.integer(spelled(reader, "model_max_length", "max_position_embeddings"), positions), rope
+            reader.integer(
+                "model_max_length" if "model_max_length" in reader else "max_position_embeddings", positions
+            ),
+            rope,
         ),
         layers=layers,
         eps=eps,

@@ -10,20 +10,24 @@ TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
 """Implemented types; "dynamic" is plain RoPE up to `max_position_embeddings`."""
 
 
-def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float, positions: int) -> Rope:
+def read_rope(reader: ConfigReader, head_dim: int, theta: float, partial: float | None, positions: int) -> Rope:
     """Read RoPE settings from `rope_scaling`, `rope_parameters`, or older top-level fields.
 
     They take precedence in this order, as in transformers.
 
     Args:
-        theta, partial, positions: defaults of `rope_theta`, `partial_rotary_factor` and `max_position_embeddings`.
+        theta, partial, positions: defaults of `rope_theta`, `partial_rotary_factor` and `max_position_embeddings`;
+            None for a family that rotates whole heads, where transformers ignores this factor.
     """
     places = [reader.child("rope_scaling"), reader.child("rope_parameters")]
     place = next((place for place in places if place is not None and not place.empty), reader)
     theta = place.number("rope_theta", reader.number("rope_theta", theta))
-    partial = place.number("partial_rotary_factor", reader.number("partial_rotary_factor", partial))
+    factor = place.number("partial_rotary_factor", reader.number("partial_rotary_factor", partial or 1.0))
     where = place if "partial_rotary_factor" in place else reader
-    size = int(head_dim * partial)
+    if partial is None and factor != 1.0:
+        where.fault("partial_rotary_factor", f"1, as {reader.family} rotates whole heads")
+        factor = 1.0
+    size = int(head_dim * factor)
     if size % 2 or not 0 < size <= head_dim:
         where.fault("partial_rotary_factor", f"an even number of rotated dimensions of {head_dim}, not {size}")
         size = 2

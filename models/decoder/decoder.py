@@ -246,7 +246,7 @@ class Layer(nnx.Module):
         self.branches = nnx.List([Branch(config, inner, rngs) for inner in branches])
 
     def __call__(self, x: Stream, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Stream, tuple]:
-        """Return stream and state behind the layer; `inline` traces no shared bodies."""
+        """Return stream and state after the layer; `inline` traces no shared bodies."""
         states = []
         for branch, old in zip(self.branches, state, strict=True):
             x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)

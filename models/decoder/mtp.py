@@ -1,4 +1,4 @@
-"""Multi-token-prediction (MTP) head: a layer behind a decoder that drafts tokens.
+"""Multi-token-prediction (MTP) head: a layer after a decoder that drafts tokens.
 
 Its inputs are pairs of a token and the decoder's hidden state of the previous token; its output predicts the next
 token. From its own hidden states it predicts further tokens (arXiv:2404.19737, as in Qwen3-Next).
@@ -98,7 +98,7 @@ class MtpDecoder(Decoder):
         hidden, layers = super().run(tokens, info, tuple(layers), embeddings, remat)
         previous = take_rows(head.hidden, info.slots)
         carried = jnp.where(info.fresh[:, None], 0.0, previous)
-        # The new hidden state is computed from the array of the pairs, behind a barrier (ops/layout: in place).
+        # The new hidden state is computed from the array of the pairs, after a barrier (ops/layout: in place).
         named = name_dims(hidden, None, None, "hidden")
         history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
         operands = info.lengths, info.positions, head.layer, info.kv_blocks, info.slots, info.pages

@@ -1,4 +1,4 @@
-"""Several residual streams, mixed in front of each layer (gated hyper-connections of Qwen4-Exp)."""
+"""Several residual streams, mixed before each layer (gated hyper-connections of Qwen4-Exp)."""
 
 from dataclasses import dataclass
 

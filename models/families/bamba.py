@@ -25,9 +25,7 @@ BIASES = ("attention_bias", "mlp_bias", "mamba_proj_bias", "projectors_bias")
 
 
 def _refuse_unimplemented(reader: ConfigReader) -> None:
-    reader.choice("hidden_act", ["silu"], "silu")
-    for name in BIASES:
-        reader.choice(name, [False], False)
+    reader.fixed({"hidden_act": "silu", **dict.fromkeys(BIASES, False)})
 
 
 def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
@@ -35,6 +33,8 @@ def read_bamba(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("bamba", config)
     eps = reader.number("rms_norm_eps", 1e-5)
     heads, kv_heads, head_dim = read_heads(reader, 8)
+    # transformers reads another factor only in rope_parameters.
+    reader.choice("partial_rotary_factor", [0.5], 0.5)
     rope = read_rope(reader, head_dim, 1e4, 0.5, BAMBA_POSITIONS)
     reader.choice("attn_rotary_emb", [rope.size], rope.size)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope)
@@ -66,7 +66,7 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     parts = reader.numbers("ssm_multipliers", (1.0,) * 5)
     heads, kv_heads, head_dim = read_heads(reader, 8)
     into = factor["attention_in_multiplier"]
-    rope = read_rope(reader, head_dim, 1e4, 1.0, FALCON_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e4, None, FALCON_POSITIONS)
     attention = AttentionConfig(
         heads, kv_heads, head_dim, rope, scale=into * into * factor["key_multiplier"] * head_dim**-0.5
     )

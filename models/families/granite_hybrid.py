@@ -54,7 +54,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("granitemoehybrid", config)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader)
-    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e4, None, DEFAULT_POSITIONS)
     positions = reader.choice("position_embedding_type", [None, "rope", "nope"], None)
     attention = AttentionConfig(
         heads,
@@ -68,10 +68,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         "linear_attention": read_mamba2(reader, HYBRID_FIELDS, eps, width),
         "full_attention": attention,
     }
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("normalization_function", ["rmsnorm"], "rmsnorm")
-    for name in ("attention_bias", "mamba_proj_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed({"hidden_act": "silu", "normalization_function": "rmsnorm"})
+    reader.fixed(dict.fromkeys(("attention_bias", "mamba_proj_bias"), False))
     reader.get("init_method")
     forward = read_feed_forward(reader)
     types = read_layer_types(reader, reader.integer("num_hidden_layers"))

@@ -3,7 +3,7 @@
 from collections.abc import Mapping
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads
+from models.config.fields import read_decoder_config, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
@@ -46,7 +46,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
     heads, kv_heads, head_dim = read_heads(reader, 8)
     attention = AttentionConfig(heads, kv_heads, head_dim)
-    width, experts = reader.integer("intermediate_size"), reader.integer("num_experts", 16)
+    width = reader.integer("intermediate_size")
+    experts = reader.integer(spelled(reader, "num_experts", "num_local_experts"), 16)
     per_token = reader.integer("num_experts_per_tok", 2)
     if per_token > experts:
         reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
@@ -57,12 +58,10 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         (attention if i % every == first else mamba, moe if experts > 1 and i % every_moe == first_moe else mlp)
         for i in range(reader.integer("num_hidden_layers"))
     )
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("mamba_proj_bias", [False], False)
-    reader.choice("sliding_window", [None], None)
-    reader.choice("mamba_inner_layernorms", [True], True)
-    for field in UNUSED:
-        reader.get(field)
+    reader.fixed(
+        {"hidden_act": "silu", "mamba_proj_bias": False, "sliding_window": None, "mamba_inner_layernorms": True}
+    )
+    reader.ignore(UNUSED)
     tied = reader.flag("tie_word_embeddings", False)
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 

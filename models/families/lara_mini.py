@@ -34,7 +34,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     layers = reader.integer("num_hidden_layers", 34)
     eps = reader.number("rms_norm_eps", 1e-6)
     heads, kv_heads, head_dim = read_heads(reader, 4, 128)
-    rope = read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e4, None, DEFAULT_POSITIONS)
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
     delta_net = read_delta_net(reader, eps, 8, 16, 128)
@@ -42,8 +42,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     if "layer_types" in reader:
         kinds = read_kinds(reader, "layer_types", KINDS, layers)
     moe = replace(read_moe(reader, reader.flag("norm_topk_prob", True)), shared_gate=False)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "attention_bias": False})
     return read_decoder_config(
         reader,
         layers=paired(kinds, dict(zip(KINDS, (delta_net, sliding, full), strict=True)), [moe] * layers),

@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads
+from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.architectures import text_classes
@@ -34,7 +34,15 @@ NEMOTRON_H_FIELDS = {
     "state_size": "ssm_state_size",
     "kernel": "conv_kernel",
     "conv_bias": "use_conv_bias",
+    "step_limits": "time_step_limit",
 }
+OLDER_FIELDS = {
+    "groups": "mamba_n_groups",
+    "kernel": "mamba_d_conv",
+    "conv_bias": "mamba_conv_bias",
+    "step_limits": "mamba_dt_limit",
+}
+"""Older names of fields, which transformers prefers."""
 MAMBA2_FIELDS = NEMOTRON_H_FIELDS | {"heads": "num_heads", "head_size": "head_dim", "state_size": "state_size"}
 MAX_MAMBA2_POSITIONS = 1 << 30
 """Positions without attention, limited by int32 only."""
@@ -45,7 +53,8 @@ HEAD_KINDS = {"full_attention": AttentionConfig, "moe": MoeConfig}
 """Kinds of the head's branches, as in vLLM."""
 # Unused settings of RoPE, of MTP heads (`read_head`), and of training.
 UNUSED = """rope_theta partial_rotary_factor rope_scaling rope_parameters num_nextn_predict_layers hidden_dropout
-    mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim""".split()
+    mtp_layers_block_type mtp_hybrid_override_pattern moe_shared_expert_overlap attention_head_dim
+    mamba_dt_min mamba_dt_max mamba_dt_init_floor""".split()
 
 
 def kinds_of(value: Any) -> list[Any]:
@@ -70,7 +79,10 @@ def read_layer_types(reader: ConfigReader) -> list[str]:
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
     """Read the MoE: experts without gates, sigmoid router with bias and groups."""
-    experts, per_token = reader.integer("n_routed_experts"), reader.integer("num_experts_per_tok")
+    experts, per_token = (
+        reader.integer(spelled(reader, "n_routed_experts", "num_local_experts")),
+        reader.integer("num_experts_per_tok"),
+    )
     groups, chosen_groups, per_token = read_groups(reader, experts, per_token, ("n_group", "num_experts_per_tok"))
     reader.choice("n_shared_experts", [1], 1)
     router = RouterConfig(
@@ -99,7 +111,10 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("layer_norm_epsilon" if "layer_norm_epsilon" in reader else "norm_eps", 1e-5)
     reader.get("norm_eps")
     types = read_layer_types(reader)
-    mixer = read_mamba2(reader, NEMOTRON_H_FIELDS, eps, default_groups=8)
+    fields = NEMOTRON_H_FIELDS | {
+        part: spelled(reader, older, NEMOTRON_H_FIELDS[part]) for part, older in OLDER_FIELDS.items()
+    }
+    mixer = read_mamba2(reader, fields, eps, default_groups=8)
     mixer = with_floor(reader, mixer)
     mixers: dict[str, BranchConfig] = {"linear_attention": mixer}
     if "full_attention" in types:
@@ -110,12 +125,15 @@ def read_nemotron_h(config: Mapping[str, Any]) -> DecoderConfig:
         mixers["mlp"] = MlpConfig(reader.integer("intermediate_size"), "relu2")
     if "moe" in types:
         mixers["moe"] = read_moe(reader)
-    reader.choice("mamba_hidden_act", ["silu"], "silu")
-    reader.choice("mlp_hidden_act", ["relu2"], "relu2")
-    reader.choice("mamba_ssm_cache_dtype", ["float32"], "float32")
-    reader.choice("sliding_window", [None], None)
-    for name in ("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed(
+        {
+            "mamba_hidden_act": "silu",
+            "mlp_hidden_act": "relu2",
+            "mamba_ssm_cache_dtype": "float32",
+            "sliding_window": None,
+        }
+    )
+    reader.fixed(dict.fromkeys(("use_bias", "mamba_proj_bias", "attention_bias", "mlp_bias"), False))
     reader.ignore((*UNUSED, *unused_sizes(types)))
     tied = reader.flag("tie_word_embeddings", False)
     return read_decoder_config(reader, tuple((mixers[kind],) for kind in types), eps, tied, DEFAULT_POSITIONS)
@@ -152,8 +170,7 @@ def read_pure_mamba2(config: Mapping[str, Any]) -> DecoderConfig:
     eps = reader.number("layer_norm_epsilon", 1e-5)
     width = reader.integer("expand", 2) * reader.integer("hidden_size")
     mixer = read_mamba2(reader, MAMBA2_FIELDS, eps, width, default_groups=8)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("use_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "use_bias": False})
     layers = ((mixer,),) * reader.integer("num_hidden_layers")
     decoder = read_decoder_config(reader, layers, eps, reader.flag("tie_word_embeddings", False), MAX_MAMBA2_POSITIONS)
     return replace(decoder, max_position_embeddings=MAX_MAMBA2_POSITIONS)

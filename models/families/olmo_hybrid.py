@@ -51,7 +51,7 @@ def read_positions(reader: ConfigReader, head_dim: int) -> Rope | None:
     base = place.get("rope_theta", reader.get("rope_theta"))
     null = "rope_theta" in place or not reader.absent("rope_theta")
     if base is not None or not (null or (not place and not reader.absent("rope_parameters"))):
-        return read_rope(reader, head_dim, 1e4, 1.0, DEFAULT_POSITIONS)
+        return read_rope(reader, head_dim, 1e4, None, DEFAULT_POSITIONS)
     for name in names:
         if (empty := reader.child(name)) is not None:
             for field in ("rope_theta", "rope_type", "type"):
@@ -68,8 +68,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, all_heads=True))
     types = read_kinds(reader, "layer_types", ["linear_attention", "full_attention"], layers)
     mixer, mlp = read_mixer(reader), MlpConfig(reader.integer("intermediate_size"))
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("attention_bias", [False], False)
+    reader.fixed({"hidden_act": "silu", "attention_bias": False})
     reader.ignore(UNUSED)
     full, linear = (PostNorm(attention), PostNorm(mlp)), (mixer, mlp)
     return read_decoder_config(

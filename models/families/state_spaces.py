@@ -61,8 +61,7 @@ def _read_mamba2(reader: ConfigReader, hidden: int) -> Mamba2Config:
         reader.fault("ngroups", f"a divisor of the {heads} heads")
         groups = 1
     reader.choice("d_ssm", [None, width], None)
-    reader.choice("D_has_hdim", [False], False)
-    reader.choice("rmsnorm", [True], True)
+    reader.fixed({"D_has_hdim": False, "rmsnorm": True})
     return Mamba2Config(
         heads,
         size,
@@ -86,10 +85,8 @@ def read_original(config: Mapping[str, Any]) -> DecoderConfig:
     inner.choice("layer", ["Mamba1", "Mamba2"], "Mamba1")
     inner.choice("bias", [False], False)
     mixer: BranchConfig = _read_mamba2(inner, hidden) if second else _read_mamba1(inner, hidden)
-    for field in UNUSED_INNER:
-        inner.get(field)
-    for field in UNUSED:
-        reader.get(field)
+    inner.ignore(UNUSED_INNER)
+    reader.ignore(UNUSED)
     reader.choice("d_intermediate", [0], 0)
     reader.choice("attn_layer_idx", [[]], [])
     reader.choice("rms_norm", [True], True)

@@ -34,6 +34,7 @@ FIELDS = {
     "state_size": "mamba_d_state",
     "kernel": "mamba_d_conv",
     "conv_bias": "use_conv_bias",
+    "step_limits": "time_step_limit",
 }
 # Kernels, and sizes that follow from others.
 UNUSED = ("use_mem_eff_path", "kv_channels", "num_query_groups")
@@ -49,7 +50,7 @@ def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
     size = max(2 * hidden // heads, 1)
     for name, expected in {"attention_head_dim": size, "head_dim": size, "attention_hidden_size": 2 * hidden}.items():
         reader.choice(name, [expected], expected)
-    rope = read_rope(reader, size, 1e4, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, size, 1e4, None, DEFAULT_POSITIONS)
     rotated = reader.flag("use_mem_rope", False)
     return AttentionConfig(heads, kv_heads, size, rope if rotated else None, scale=(size / 2) ** -0.5)
 
@@ -75,15 +76,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         else (mamba,)
         for i in range(len(kinds))
     )
-    reader.choice("hidden_act", ["gelu"], "gelu")
-    reader.choice("add_bias_linear", [False], False)
-    reader.choice("use_conv_bias", [True], True)
+    reader.fixed({"hidden_act": "gelu", "add_bias_linear": False, "use_conv_bias": True})
     # Versions of transformers differ in the base of the rotary frequencies.
     reader.choice("use_long_context", [False], False)
     # Every model of transformers has these adapters.
     reader.choice("use_shared_mlp_adapter", [True], True)
-    for field in UNUSED:
-        reader.get(field)
+    reader.ignore(UNUSED)
     # With false, transformers ties no parameters: each call has a block for itself.
     tied = reader.choice("tie_word_embeddings", [True], True)
     return read_decoder_config(reader, layers, eps, tied, DEFAULT_POSITIONS, attention.rope)

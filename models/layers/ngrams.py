@@ -55,7 +55,7 @@ def previous_tokens(history: Int32[Array, "lane all"], taps: int, end: int) -> l
     """Return each token and its predecessors at distances 1 to `taps`; `end` across an end.
 
     Args:
-        history: `taps` tokens in front, and the tokens.
+        history: the previous `taps` tokens, and the tokens.
     """
     tokens = history[:, taps:]
     shifted, ended = [tokens], jnp.zeros(tokens.shape, jnp.bool_)
@@ -118,6 +118,6 @@ def _rest(digits: Sequence[UInt32[Array, "lane token"]], divisors: Sequence[int]
 def next_window(
     history: Int32[Array, "lane all"], taps: int, lengths: Int32[Array, "lane"]
 ) -> Int32[Array, "lane tap"]:
-    """Return each lane's last tokens; of a lane of length 0 those in front."""
+    """Return each lane's last tokens; of a lane of length 0 the previous ones."""
     last = lengths[:, None] + jnp.arange(taps, dtype=jnp.int32)[None]
     return jnp.take_along_axis(history, last, axis=1, mode="fill")

@@ -105,7 +105,7 @@ def short_conv(
         The convolution and the last K-1 inputs of each lane; a lane of length 0 keeps its state, bit for bit.
     """
     x = name_dims(jnp.where(valid[:, :, None], x, 0.0), None, None, "channel")
-    # Outputs and next state are both computed from the window, behind a barrier (ops/layout: in place).
+    # Outputs and next state are both computed from the window, after a barrier (ops/layout: in place).
     window = lax.optimization_barrier(jnp.concatenate([state.astype(jnp.float32), x], axis=1))
     tokens, taps = x.shape[1], state.shape[1]
     y = window[:, :tokens] * weight[None, None, :, 0]

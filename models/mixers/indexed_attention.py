@@ -1,7 +1,7 @@
 """Attention to the best blocks of earlier positions (QSA, as in Qwen4-Exp).
 
 An indexer, a small attention without values, scores blocks. The layer attends to the best complete ones and to the
-positions behind the last.
+positions after the last.
 """
 
 from dataclasses import dataclass, replace

@@ -21,7 +21,7 @@ from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import turn_blocks
 
 _LAST = np.iinfo(np.int32).max
-"""Position behind all others."""
+"""Greatest position."""
 MAX_KEYS_FIRST_QUERIES = 64
 """Query rows per key/value head with keys as the left operand (ops/layout: operands): 0.6 to 1.1 of the time."""
 
@@ -79,7 +79,7 @@ def attend(
     no influence. By online softmax (arXiv:1805.02867), additional blocks do not change a lane's bits.
 
     Args:
-        positions: with a window consecutive; pages in front of the first token's window are not read.
+        positions: with a window consecutive; pages before the first token's window are not read.
         value_size: leading entries of stored values or keys; None for all.
         window: as for `AttentionConfig`.
         selected: runs of equally many positions that each token attends to, as many as in `pages`; None for all.
@@ -103,7 +103,7 @@ def attend(
         return jnp.moveaxis(out.reshape((lanes, heads, tokens, value_size)), 1, 2)
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
-    # The position in front of the window of a row; in front of the windows of all rows.
+    # The position before the window of a row; before the windows of all rows.
     before = None if window is None else limit - window
     first = None if window is None else jnp.min(jnp.where(limit >= 0, limit, _LAST), axis=2, keepdims=True) - window
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES and selected is None
@@ -116,7 +116,7 @@ def attend(
 
     def read(pool: Array, pages: Pages) -> Array:
         entries = take_pages(pool, pages)
-        # Otherwise XLA:GPU would transpose the rows of all blocks for the products, in front of the loop.
+        # Otherwise XLA:GPU would transpose the rows of all blocks for the products, before the loop.
         return entries.astype(jnp.float32) if devices.platform == "cpu" else materialize(entries)
 
     def turn(index: Array, carry: tuple[Array, Array, Array]) -> tuple[Array, Array, Array]:

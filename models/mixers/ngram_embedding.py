@@ -54,7 +54,7 @@ class NgramEmbeddingConfig:
 
     @property
     def taps(self) -> int:
-        """Tokens in front of a token's longest n-gram."""
+        """Tokens before a token's longest n-gram."""
         return len(self.factors) - 1
 
     @property
@@ -78,7 +78,7 @@ class NgramState(NamedTuple):
     """State of n-gram embeddings, with a row for each sequence.
 
     Attributes:
-        tokens: the last tokens, int32; `end` in front of a sequence.
+        tokens: the last tokens, int32; `end` before a sequence.
         ngram_conv: last inputs of the convolution; the dtype of caches.
     """
 

@@ -1,4 +1,4 @@
-"""Mamba2 layers behind a transformer block with shared parameters (Zamba2, arXiv:2411.15242)."""
+"""Mamba2 layers after a transformer block with shared parameters (Zamba2, arXiv:2411.15242)."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
@@ -27,7 +27,7 @@ from models.state.state import ConvRecurrentState, Stateful
 
 @dataclass(frozen=True)
 class SharedBlockConfig:
-    """A Mamba2 layer behind a call of a transformer block.
+    """A Mamba2 layer after a call of a transformer block.
 
     Attributes:
         attention: of the block; reads residual stream and embedding, so its input has twice the width.

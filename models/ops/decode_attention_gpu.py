@@ -137,7 +137,7 @@ def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest:
     real, source = row < rows, jnp.minimum(row, rows - 1)
     limits = jnp.where(real, limit[source], -1)
     last = jnp.max(limits)
-    # With a window: the position in front of the windows of all rows.
+    # With a window: the position before the windows of all rows.
     before = None if window is None else jnp.min(jnp.where(limits >= 0, limits, last)) - np.int32(window)
     starts = [sum(sizes[:k]) for k in range(len(sizes))]
     columns = [begin + lax.broadcasted_iota(jnp.int32, (size,), 0) for begin, size in zip(starts, sizes, strict=True)]

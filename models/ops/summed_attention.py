@@ -35,7 +35,7 @@ def summed_block(
     """
     (top, total, out), rows = carry, range(len(queries))
     masks, key, value = [visible[i % len(visible)] for i in rows], key.astype(jnp.float32), value.astype(jnp.float32)
-    # A mask behind the sums would write the scores twice.
+    # A mask after the sums would write the scores twice.
     products = [jnp.where(masks[i], queries[i][:, :, None] * key, -jnp.inf) for i in rows]
     scores = lax.optimization_barrier([jnp.sum(product, axis=-1) for product in products])
     new_top = jnp.maximum(top, _reduce_each(lax.max, -jnp.inf, scores))

@@ -1,7 +1,7 @@
 """Pages of KV caches.
 
 A cache is a pool of pages of `KV_BLOCK` positions. Block b of a lane is entry b of its row of the page table: the page
-of positions from b * KV_BLOCK on. Page 0 is the null page: entries behind a lane's last page name it, and no token is
+of positions from b * KV_BLOCK on. Page 0 is the null page: entries after a lane's last page name it, and no token is
 written to it.
 """
 
@@ -38,7 +38,7 @@ def own_page_count(lanes: int, context: int) -> int:
 
 
 def own_pages(lanes: int, pages: int) -> Pages:
-    """Return the page table with consecutive pages for each lane, behind the null page."""
+    """Return the page table with consecutive pages for each lane, after the null page."""
     each = (pages - 1) // lanes
     return 1 + jnp.arange(lanes * each, dtype=jnp.int32).reshape((lanes, each))
 

@@ -73,7 +73,7 @@ class LaneInfo(NamedTuple):
         slots: the row of each lane in the pools, distinct; idle lanes have rows too, with unchanged bits. None: row i
             for lane i.
         pages: page table of the KV caches (`models.state.pages`); None: `own_pages`.
-        embedded: the residual stream in front of the first layer, if a layer reads it.
+        embedded: the residual stream before the first layer, if a layer reads it.
         tokens: token ids, 0 at padding, if a layer reads them.
     """
 

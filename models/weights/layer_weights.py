@@ -68,7 +68,7 @@ def layer_weights(
 
 
 def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> Weight:
-    """Return the norm in front of a branch, or with `post` behind it."""
+    """Return the norm before a branch, or with `post` after it."""
     path = (*branch, "post_norm" if post else "norm", "weight")
     return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 

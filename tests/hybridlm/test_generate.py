@@ -211,7 +211,7 @@ def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm
     lm.score([[7] * 9] * 5)
     engine = lm.engine
     ladder = {engine.shape("generate", lanes, tokens) for lanes, tokens in ((1, 1), (3, 1), (1, 5), (2, 5), (3, 5))}
-    # The state behind what texts have in common goes out and comes back.
+    # The state after what texts have in common goes out and comes back.
     assert set(engine.programs.shapes) == {
         *ladder,
         *engine.moves.shapes(3, engine.pages(3)),

@@ -88,7 +88,7 @@ def test_states_of_a_prefix(lm: hybridlm.LM, other: hybridlm.LM, tmp_path: Path)
 
 
 def stop(patch: pytest.MonkeyPatch) -> None:
-    """Interrupt a run over a file behind its first part."""
+    """Interrupt a run over a file after its first part."""
     add = Parts.add
 
     def added(parts: Parts, *arguments: Any, **settings: Any) -> None:

@@ -17,6 +17,9 @@ BASE = PROGRAMS["null rows written back"]
 IDLE = PROGRAMS["idle rows written back"]
 
 
+MODELS = "sparse_base mamba2_base kimi_base lfm2_base minimax_base indexed_base gigachat_base alice_base".split()
+"""Models with every kind of state, residual streams and sources."""
+
 FIRST = {theme.PROGRAMS[0].name for theme in THEMES}
 
 
@@ -37,7 +40,7 @@ def test_program_of_the_zoo_is_clean_as_compiled(name: str) -> None:
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("model", ["sparse_base", "mamba2_base", "kimi_base", "lfm2_base"])
+@pytest.mark.parametrize("model", MODELS)
 def test_steps_of_the_models_are_clean_as_compiled(model: str) -> None:
     for shape in shapes(model):
         item = program(model, shape)

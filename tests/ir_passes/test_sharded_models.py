@@ -4,6 +4,7 @@ import jax
 import numpy as np
 import pytest
 from jax.sharding import NamedSharding
+from random_checkpoint import FAMILIES
 from zoo.meshes.sharded_models import sharded_model
 
 import hybridlm  # noqa: F401  (declares the row-wise operations of the models)
@@ -11,14 +12,7 @@ from ir_passes import compile_step
 from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
 
-NEMOTRON = {"mamba_num_heads": 8, "n_groups": 2}
-VARIANTS = {
-    name: NEMOTRON if name.startswith("nemotron") else {}
-    for name in (
-        "sparse_base next_base dense_base lfm2_base lfm2_moe_base mamba2_base nemotron_dense nemotron_latent "
-        "granite_experts bamba_one_group falcon_base kimi_base ling_base olmo_base olmo_grouped"
-    ).split()
-}
+VARIANTS = FAMILIES | {"nemotron_dense": FAMILIES["nemotron_latent"], "lfm2_base": {}, "olmo_grouped": {}}
 
 
 @pytest.mark.long

@@ -1,6 +1,7 @@
 """Every type of RoPE of every family with positions, against the frequencies that transformers computes."""
 
 import dataclasses
+import itertools
 import json
 from pathlib import Path
 from typing import Any
@@ -10,6 +11,7 @@ import pytest
 import torch
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import VARIANTS
+from transformers import AutoConfig, AutoModelForCausalLM
 from transformers_oracle import Oracle, log_probabilities
 
 import hybridlm
@@ -93,6 +95,38 @@ def test_frequencies(family: str, spelling: str, tmp_path: Path) -> None:
         np.testing.assert_allclose(rope.frequencies, module.inv_freq.numpy(), rtol=1e-5, err_msg=name)
         amplitude = 1.0 if rope.scaling is None else rope.scaling.amplitude
         assert amplitude == pytest.approx(module.attention_scaling), name
+
+
+@pytest.mark.parametrize("family", [*(family for family in FAMILIES if family != "minimax"), "zamba2"])
+def test_share_of_a_head_is_that_of_transformers_or_refused(family: str, tmp_path: Path) -> None:
+    """The original code of MiniMax rotates a share, its class in transformers whole heads."""
+    write_checkpoint(FIRST[family], 0, tmp_path)
+    stored = {name: value for name, value in rewritten(tmp_path, "rope_scaling", {}).items() if "rope" not in name}
+    refused = 0
+    for place, share in itertools.product(("rope_parameters", "config.json", "rope_scaling"), (0.25, 0.5)):
+        inner: dict[str, Any] = {"rope_type": "default", "rope_theta": 10000.0}
+        fields = stored | {"rope_scaling" if place == "rope_scaling" else "rope_parameters": inner}
+        (inner if place == "rope_parameters" else fields)["partial_rotary_factor"] = share
+        (tmp_path / "config.json").write_text(json.dumps(fields))
+        config = AutoConfig.from_pretrained(tmp_path)
+        with torch.device("meta"):
+            model = AutoModelForCausalLM.from_config(config)
+        kind: Any = next(type(module) for module in model.modules() if "RotaryEmbedding" in type(module).__name__)
+        frequencies = kind(config).inv_freq.numpy()
+        try:
+            (rope,) = ropes(family_of(fields).read_config(fields).layers)
+        except ConfigError as error:
+            (fault,) = error.faults
+            assert "partial_rotary_factor" in fault and 2 * len(frequencies) != int(share * rope_width(config))
+            refused += 1
+            continue
+        np.testing.assert_allclose(rope.frequencies, frequencies, rtol=1e-5, err_msg=f"{place} {share}")
+    assert refused == {"bamba": 2, "bailing_hybrid": 4}.get(family, 0 if family.startswith("qwen") else 6)
+
+
+def rope_width(config: Any) -> int:
+    """Return the size of a head with RoPE."""
+    return getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
 
 
 LONG: dict[str, Any] = {"rope_type": "yarn", "factor": 4.0, "original_max_position_embeddings": 16}

@@ -9,11 +9,7 @@ NAMED = "dims:"
 
 
 class Conflict(Exception):
-    """Dimensions with different names would be in one class."""
-
-    def __init__(self, names: tuple[str, str]):
-        self.names = names
-        super().__init__(f"{names[0]!r} and {names[1]!r}")
+    """Dimensions with different names, the arguments, would be in one class."""
 
 
 @dataclass(eq=False, slots=True)
@@ -53,7 +49,7 @@ def unify(first: Dimension, second: Dimension) -> None:
     if first is second:
         return
     if first.name is not None and second.name is not None and first.name != second.name:
-        raise Conflict((first.name, second.name))
+        raise Conflict(first.name, second.name)
     pairs = ()
     if [factor.size for factor in first.factors] == [factor.size for factor in second.factors]:
         pairs = tuple(zip(first.factors, second.factors, strict=True))
@@ -95,7 +91,7 @@ def met(*dims: Dimension) -> Dimension:
     names = [name for dim in varying if (name := dim.root().name) is not None]
     conflicting = next((name for name in names if name != names[0]), None)
     if conflicting is not None:
-        raise Conflict((names[0], conflicting))
+        raise Conflict(names[0], conflicting)
     if all(same(varying[0], dim) for dim in varying[1:]):
         return varying[0]
     return Dimension(dims[0].size, lost="")

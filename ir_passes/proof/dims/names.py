@@ -150,9 +150,9 @@ class _Walk:
             self._report(jaxpr, index, refusals.wrong_dimensions(bound, wrong), [bound.path])
 
     def _conflict(self, jaxpr: Any, index: int, conflict: Conflict, how: str) -> None:
-        names, inputs = set(conflict.names), self.bound.inputs
+        names, inputs = set(conflict.args), self.bound.inputs
         pools = [pool.path for pool in inputs if names & set(getattr(pool.entry, "dims", None) or ())]
-        self._report(jaxpr, index, refusals.TWO_DIMENSIONS(names=conflict.names, how=how), pools)
+        self._report(jaxpr, index, refusals.TWO_DIMENSIONS(names=conflict.args, how=how), pools)
 
     def _report(self, jaxpr: Any, index: int, text: refusals.RefusalText, pools: Sequence[str]) -> None:
         place = Place(jaxpr, index, self.values.get(jaxpr, {}))

@@ -88,9 +88,9 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     if isinstance(predicate, OneLane):
         # a lane number local to a device is another lane on each device, and lanes of the full step write rows
         writes_own_rows = all(record.lane == predicate and not predicate.split for record in writes)
-        own = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
+        exempt = [isinstance(v.owner, PoolRows) and v.owner.unframed is None and writes_own_rows for v in values]
         joined = [value.replace(owner=site.join(value.owner, predicate), number=0) for value in values]
-        return [old if is_own else new for is_own, old, new in zip(own, values, joined, strict=True)]
+        return [old if is_exempt else new for is_exempt, old, new in zip(exempt, values, joined, strict=True)]
     owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
 
@@ -115,12 +115,10 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
         inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
-        active = set(prover.active)
-        if k == 1 and flag is not None and test is not None and len(branches) == 2:
-            prover.active |= _active_lane(site, test)
-        with prover.decided_by(site.eqn.invars[0]):
+        is_second = k == 1 and flag is not None and test is not None and len(branches) == 2
+        active = prover.active | _active_lane(site, test) if is_second else set(prover.active)
+        with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
-        prover.active = active
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
@@ -153,7 +151,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     counter, mark, index = counter_of(prover, condition, body, outer, body_count, first), prover.fresh(), prover.fresh()
     counters, counted = {}, {}
     if counter is not None:
-        k, bound = counter.index, counter.bound
+        k, bound = counter
         bounds, limits = first[k].range, dtype_range(body.jaxpr.outvars[k].aval)
         if bounds and limits:
             counters = {k: (bounds[0], limits[1])}
@@ -184,7 +182,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
     if is_array_condition and not isinstance(test[0].owner, Mixed):
         return carry
-    greatest = counter if counter is not None and isinstance(counter.bound.fact, Greatest) else None
+    greatest = counter if counter is not None and isinstance(counter[1].fact, Greatest) else None
     if isinstance(test[0].owner, Mixed):
         changed = stops_by_lane(prover, condition, body, outer, inner, carry, greatest)
         if changed is not None:

@@ -18,7 +18,7 @@ from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
-from ir_passes.proof.registry import rule
+from ir_passes.proof.registry import Rule, rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
@@ -53,6 +53,17 @@ def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
+def _unless_unchanged(arithmetic: Rule) -> Rule:
+    """Return the operand that an integer operation does not change, else apply a rule."""
+
+    def apply(site: Site, *operands: Value) -> list[Value]:
+        has_one_result = len(operands) <= 2 and len(site.eqn.outvars) == 1
+        same = unchanged(site, *operands) if has_one_result else None
+        return arithmetic(site, *operands) if same is None else [same]
+
+    return apply
+
+
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
     owner = x.owner
@@ -69,10 +80,8 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 
 
 @rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
+@_unless_unchanged
 def elementwise(site: Site, *operands: Value) -> list[Value]:
-    same = unchanged(site, *operands) if len(operands) <= 2 and len(site.eqn.outvars) == 1 else None
-    if same is not None:
-        return [same]
     owner, bounds = combined(site, operands), bounds_of(site, operands)
     return [Value(owner, range=bounds) for _ in site.eqn.outvars]
 
@@ -112,16 +121,15 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
 
 
 @rule("xor", "or")
+@_unless_unchanged
 def either(site: Site, x: Value, y: Value) -> list[Value]:
-    return [unchanged(site, x, y) or Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
+    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
 @rule("mul", reads="out_dtype")
+@_unless_unchanged
 def multiply(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; a device's index times a constant counts rows on previous devices."""
-    same = unchanged(site, x, y)
-    if same is not None:
-        return [same]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     for device, by in ((x, y), (y, x)):
         times = constant_of(by)
@@ -136,11 +144,9 @@ def multiply(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 @rule("add")
+@_unless_unchanged
 def add(site: Site, x: Value, y: Value) -> list[Value]:
     """Add; a row's or page's start plus a smaller offset stays inside."""
-    same = unchanged(site, x, y)
-    if same is not None:
-        return [same]
     bounds, fact = bounds_of(site, (x, y)), None
     for row, offset in ((x, y), (y, x)):
         slots = row.fact
@@ -158,11 +164,9 @@ def add(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 @rule("sub")
+@_unless_unchanged
 def subtract(site: Site, x: Value, y: Value) -> list[Value]:
     """Subtract; a global row number minus previous devices' rows is local."""
-    same = unchanged(site, x, y)
-    if same is not None:
-        return [same]
     bounds, fact = bounds_of(site, (x, y)), None
     slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.offset is None and x.fact.stride == 1 else None
     if slots is not None and isinstance(y.fact, DeviceOffset) and bounds is not None:
@@ -171,11 +175,9 @@ def subtract(site: Site, x: Value, y: Value) -> list[Value]:
 
 
 @rule("div")
+@_unless_unchanged
 def divide(site: Site, x: Value, y: Value) -> list[Value]:
     """Divide; an index divided by a constant groups its rows."""
-    same = unchanged(site, x, y)
-    if same is not None:
-        return [same]
     result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
     by = constant_of(y) or 0
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
@@ -225,11 +227,9 @@ def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
 
 
 @rule("and")
+@_unless_unchanged
 def both(site: Site, x: Value, y: Value) -> list[Value]:
     """Combine by and; false if the operands contradict each other."""
-    same = unchanged(site, x, y)
-    if same is not None:
-        return [same]
     bounds = bounds_of(site, (x, y))
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:

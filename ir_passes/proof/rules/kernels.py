@@ -36,8 +36,8 @@ def kernel_index(site: Site, index: Value) -> list[Value]:
     bound = site.params["bound"]
     span = index.range or _span(site, index)
     if span is None or span[0] < 0 or span[1] >= bound:
-        known = "nothing is known of it" if span is None else f"it is in {[*span]}"
-        site.report(*refusals.KERNEL_INDEX(bound=bound, known=known))
+        span_text = "nothing is known of it" if span is None else f"it is in {[*span]}"
+        site.report(*refusals.KERNEL_INDEX(bound=bound, known=span_text))
     return [index]
 
 

@@ -13,7 +13,6 @@ lane's rows equal the rows before the iteration.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -30,12 +29,8 @@ from ir_passes.proof.values import Greatest, Range, UnchangedRows, Value
 _SPREADING = ("broadcast_in_dim", "reshape", "squeeze", "copy")
 
 
-@dataclass(frozen=True)
-class Counter:
-    """A carry that counts iterations, below its bound."""
-
-    index: int
-    bound: Value
+Counter = tuple[int, Value]
+"""A carry that counts iterations, below its bound."""
 
 
 def _stopped_bounds(
@@ -81,11 +76,11 @@ def stops_by_lane(
             flags, tested = _flags(prover, condition.jaxpr, len(outer), body.jaxpr, len(inner))
             carry = [value.replace(range=flags.get(value.number, value.range)) for value in carry]
         else:
-            assert isinstance(counter.bound.fact, Greatest)
-            numbers, shared = (carry[counter.index].number, counter.bound.fact.number), {counter.index}
-        outer_lane, prover.stopped = prover.stopped, partial(_stopped_bounds, flags, *numbers)
-        results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
-        prover.stopped = outer_lane
+            index, bound = counter
+            assert isinstance(bound.fact, Greatest)
+            numbers, shared = (carry[index].number, bound.fact.number), {index}
+        with prover.given(stopped=partial(_stopped_bounds, flags, *numbers)):
+            results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
     changed = {
         k
         for k, (old, new) in enumerate(zip(carry, results, strict=True))
@@ -130,7 +125,7 @@ def counter_of(
         return None
     with prover.trial():
         interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
-    return Counter(k, prover.values[condition.jaxpr][bound])
+    return (k, prover.values[condition.jaxpr][bound])
 
 
 def _unconverted(jaxpr: Any, atom: Any) -> Any:

@@ -46,7 +46,8 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
         _device_part(site, value, shape, Split.of(spec, devices))
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
-    with site.prover.on(devices, bool(site.params["check_vma"])):
+    invariance = site.prover.invariance and bool(site.params["check_vma"])
+    with site.prover.given(devices=site.prover.devices | devices, invariance=invariance):
         results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
         _joined_parts(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)

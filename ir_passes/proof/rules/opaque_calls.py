@@ -2,6 +2,7 @@
 
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, replace
+from typing import Any
 
 from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
@@ -11,7 +12,7 @@ from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
-from ir_passes.proof.advice import ambiguous_name, map_misfit, table_misfit, undeclared_call
+from ir_passes.proof.advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call
 from ir_passes.proof.concerned import describe
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
@@ -104,7 +105,7 @@ class _Declared:
         for value in self.operands:
             if isinstance(value.owner, Mixed):
                 return value.owner
-        problem = self._miscounted() or next(self._misfits(), None)
+        problem = self._misfit()
         if problem is None:
             lanes = site.join(*(moved(value.owner, 0) for value, _, _, _ in self._rows()))
             if isinstance(lanes, Mixed):
@@ -188,46 +189,35 @@ class _Declared:
             return None
         return self.site.mixed(*refusals.MAP_NOT_SPLIT(name=self.name, along=", ".join(pool.split)))
 
-    def _miscounted(self) -> str | None:
-        entry, eqn = self.entry, self.site.eqn
-        if not fits(entry, self.site.shapes, ir.shapes(eqn.outvars)):
-            called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
-            return f"declared with operands {entry.inputs} and results {entry.outputs}, called with {called}"
-        aliases = ir.aliases_of(eqn)
-        if aliases != dict(entry.aliases):
-            return f"declared with aliases={dict(entry.aliases)}, called with {aliases}"
-        for k, donor in donors(entry).items():
-            old, new = ir.types([eqn.invars[donor], eqn.outvars[k]])
-            if old != new:
-                return f"result {k}, {new}, is declared the successor of operand {donor}, {old}"
+    def _misfit(self) -> str | None:
+        entry, eqn, site = self.entry, self.site.eqn, self.site
+        is_counted = fits(entry, site.shapes, ir.shapes(eqn.outvars)) and ir.aliases_of(eqn) == dict(entry.aliases)
+        pairs = [(eqn.invars[donor], eqn.outvars[k]) for k, donor in donors(entry).items()] if is_counted else []
+        if not is_counted or any(len({*ir.types(pair)}) > 1 for pair in pairs):
+            return call_misfit(site, entry)
+        for k, (value, declared) in enumerate(zip(self.operands, entry.inputs, strict=True)):
+            if not self._fits(value, declared, site.shapes[k]):
+                return f"operand {k} is declared {operand_misfit(site, entry, declared, value, site.shapes[k])}"
         return None
 
-    def _misfits(self) -> Iterator[str]:
-        for k, (value, declared) in enumerate(zip(self.operands, self.entry.inputs, strict=True)):
-            problem = None
-            match declared:
-                case Shared():
-                    problem = None if isinstance(value.owner, Common) else "Shared, and differs between lanes"
-                case Lane(axis):
-                    if isinstance(value.owner, PoolRows) or axis_of(value.owner) not in (None, axis):
-                        problem = f"Lane(axis={axis}), and holds {describe(value.owner)}"
-                case Packed(axis, None, layout):
-                    if value.owner not in (COMMON, LaneRows(axis, packed=layout)):
-                        problem = f"{declared}, and holds {describe(value.owner)}"
-                case Packed(_, _, layout):
-                    if self.site.layout_of(value, self.site.shapes[k]) != layout:
-                        problem = f"{declared}, and is not the one of the contract"
-                case Pool():
-                    problem = self._pool_misfit(value, declared)
-                case SlotMap():
-                    shape = self.site.shapes[k]
-                    is_map = len(shape) < 2 and self._is_row_map(value.fact, declared)
-                    problem = None if is_map else map_misfit(self.site, value, declared, shape)
-                case PageTable():
-                    is_table = axis_of(value.owner) in (None, 0) and self._is_row_map(value.fact, declared)
-                    problem = None if is_table else table_misfit(self.site, value, declared)
-            if problem is not None:
-                yield f"operand {k} is declared {problem}"
+    def _fits(self, value: Value, declared: Any, shape: tuple[int, ...]) -> bool:
+        owner = value.owner
+        match declared:
+            case Shared():
+                return isinstance(owner, Common)
+            case Lane(axis):
+                return not isinstance(owner, PoolRows) and axis_of(owner) in (None, axis)
+            case Packed(axis, None, layout):
+                return owner in (COMMON, LaneRows(axis, packed=layout))
+            case Packed(_, _, layout):
+                return self.site.layout_of(value, shape) == layout
+            case Pool():
+                return self._fits_pool(value, declared)
+            case SlotMap():
+                return len(shape) < 2 and self._is_row_map(value.fact, declared)
+            case PageTable():
+                return axis_of(owner) in (None, 0) and self._is_row_map(value.fact, declared)
+        return False
 
     def _is_row_map(self, fact: Fact | None, declared: SlotMap | PageTable) -> bool:
         """True if an operand holds the entries of an input like the declared one."""
@@ -244,24 +234,17 @@ class _Declared:
         is_local = isinstance(fact, PageEntry) or entry.local == declared.local
         return sizes[0] == sizes[1] and is_local and entry.role in (declared.role, "both")
 
-    def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
+    def _fits_pool(self, value: Value, declared: Pool) -> bool:
         owner, prover = value.owner, self.site.prover
         leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
         entry = declared if leaf is None else prover.bound.inputs[leaf].entry
-        assert isinstance(entry, Pool)
-        group = entry.group
-        if group != declared.group:
-            return f"a pool of group {declared.group!r}, and is one of group {group!r}"
+        if not isinstance(entry, Pool) or entry.group != declared.group:
+            return False
         if not any(maps_of(self.entry, declared.group)):
             has_lane_rows = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
-            if has_lane_rows or isinstance(owner, OneLane):
-                return None
-            return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
-        if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
-            return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
-        if owner.split and not self._counted_within(declared.group):
-            return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
-        return None
+            return has_lane_rows or isinstance(owner, OneLane)
+        has_rows = isinstance(owner, PoolRows) and owner.axis == declared.axis and owner.inner == 1
+        return has_rows and (not owner.split or self._counted_within(declared.group))
 
     def _counted_within(self, group: str) -> bool:
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

@@ -69,7 +69,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     layers = reader.integer("num_hidden_layers")
     eps = reader.number("norm_eps", 1e-5)
     heads, kv_heads, head_dim = read_heads(reader, 8)
-    rope = read_rope(reader, head_dim, 1e6, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, head_dim, 1e6, None, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 3, minimum=2), reader.integer("hidden_size"))
     if family == "lfm2_moe" and "layer_types" not in reader:
@@ -81,9 +81,7 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
         dense = reader.integer("num_dense_layers", 2, minimum=0)
         mlp, moe = MlpConfig(reader.integer("intermediate_size")), read_moe(reader)
         feed_forward = [mlp if i < dense else moe for i in range(layers)]
-    reader.choice("conv_bias", [False], False)
-    reader.choice("block_use_swiglu", [True], True)
-    reader.choice("use_pos_enc", [True], True)
+    reader.fixed({"conv_bias": False, "block_use_swiglu": True, "use_pos_enc": True})
     reader.ignore(UNUSED)
     return read_decoder_config(
         reader,

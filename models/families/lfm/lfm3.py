@@ -4,7 +4,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
@@ -51,15 +51,14 @@ def read_attention(reader: ConfigReader, kinds: Sequence[str], eps: float) -> di
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("lfm3", config)
     layers = reader.integer("num_hidden_layers", 24)
-    eps = reader.number("norm_eps", 1e-5)
+    eps = reader.number(spelled(reader, "norm_eps", "rms_norm_eps"), 1e-5)
     kinds = read_kinds(reader, "layer_types", KINDS, layers) if "layer_types" in reader else default_kinds(layers)
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 7, minimum=2), reader.integer("hidden_size"))
     mlp = MlpConfig(reader.integer("intermediate_size"))
     blocks = paired(kinds, {"conv": conv, **read_attention(reader, kinds, eps)}, [mlp] * layers)
     if reader.flag("use_sandwich_norm", True):
         blocks = tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks)
-    for name in ("attention_bias", "conv_bias"):
-        reader.choice(name, [False], False)
+    reader.fixed(dict.fromkeys(("attention_bias", "conv_bias"), False))
     return read_decoder_config(
         reader,
         layers=blocks,

@@ -41,7 +41,7 @@ IMPLEMENTED: dict[str, Any] = {
 # Every layer has experts; MTP layers; caches of other systems.
 UNUSED = ("intermediate_size", "mtp_num_hidden_layers", "num_nextn_predict_layers", "number_of_conv_states")
 MIXES = ("attn_res", "mlp_res")
-"""Tensor names of the mixes in front of a layer's branches."""
+"""Tensor names of the mixes before a layer's branches."""
 
 
 def read_config(config: Mapping[str, Any]) -> DecoderConfig:

@@ -2,7 +2,7 @@
 
 KDA, with bounded decay, is in 3.0, lightning attention in 2.5 and 2.6.
 
-Not shared with other families: layer groups, an MTP head behind the last layer, and two linear mixers.
+Not shared with other families: layer groups, an MTP head after the last layer, and two linear mixers.
 """
 
 from collections.abc import Mapping
@@ -10,7 +10,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_decoder_config
+from models.config.fields import paired, read_attending, read_decoder_config, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -91,7 +91,7 @@ def _read_kda(reader: ConfigReader, size: int, eps: float) -> KimiDeltaAttention
     return KimiDeltaAttentionConfig(
         reader.integer("linear_num_heads" if "linear_num_heads" in reader else "num_attention_heads"),
         size,
-        reader.integer("short_conv_kernel_size", 4, minimum=2),
+        reader.integer(spelled(reader, "linear_conv_kernel_dim", "short_conv_kernel_size"), 4, minimum=2),
         eps,
         bottleneck=None,
         lower_bound=lower_bound if bounded else None,
@@ -150,7 +150,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         reader.choice("moe_shared_expert_intermediate_size", [moe.shared_width], moe.shared_width)
     reader.choice("hidden_act", ["silu"], "silu")
     reader.fixed(IMPLEMENTED)
-    reader.ignore(("head_dim", "linear_conv_kernel_dim", "pretraining_tp", *UNUSED))
+    reader.ignore(("head_dim", "pretraining_tp", *UNUSED))
     return read_decoder_config(
         reader,
         layers=paired(types, {"full_attention": attention, "linear_attention": mixer}, feed_forward),

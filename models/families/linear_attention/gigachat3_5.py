@@ -82,7 +82,7 @@ def _read_delta_net(reader: ConfigReader, eps: float) -> GatedDeltaNetConfig:
 
 
 def _read_attention(reader: ConfigReader, norm: NormConfig) -> LatentAttentionConfig:
-    rope = read_rope(reader, reader.integer("qk_rope_head_dim"), 1e5, 1.0, DEFAULT_POSITIONS)
+    rope = read_rope(reader, reader.integer("qk_rope_head_dim"), 1e5, None, DEFAULT_POSITIONS)
     c = read_latent_attention(reader, rope, head_gate=False)
     scaling = reader.get("rope_scaling") or reader.get("rope_parameters")
     query_factor = row_factor = 1.0

@@ -29,10 +29,14 @@ def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> Mo
     groups, chosen_groups, per_token = read_groups(reader, experts, per_token, group_names, grouped)
     shared = reader.integer(spelled(reader, "num_shared_experts", "n_shared_experts"), 1, minimum=0)
     width = reader.integer("moe_intermediate_size")
-    reader.choice("moe_router_activation_func", ["sigmoid"], "sigmoid")
-    reader.choice("score_function", ["sigmoid"], "sigmoid")
-    reader.choice("moe_layer_freq", [1], 1)
-    reader.choice("use_grouped_topk", [True], True)
+    reader.fixed(
+        {
+            "moe_router_activation_func": "sigmoid",
+            "score_function": "sigmoid",
+            "moe_layer_freq": 1,
+            "use_grouped_topk": True,
+        }
+    )
     router = RouterConfig(
         experts,
         per_token,

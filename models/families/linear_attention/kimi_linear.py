@@ -56,8 +56,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     attention = read_latent_attention(reader, rope=None, head_gate=False)
     types = read_layer_types(reader, linear, layers)
     feed_forward = read_feed_forward(reader, layers, dense=1, groups=(1, 1), scale=2.446)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("mla_use_nope", [True], True)
+    reader.fixed({"hidden_act": "silu", "mla_use_nope": True})
     reader.ignore(UNUSED)
     return read_decoder_config(
         reader,

@@ -84,7 +84,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     kinds = _read_kinds(reader, layers)
     reader.choice("hidden_act", ["silu"], "silu")
     if reader.choice("postnorm", [True], None) is None and config.get("model_type") in ORIGINAL:
-        reader.fault("postnorm", "true, a residual stream behind the norms")
+        reader.fault("postnorm", "true, a residual stream after the norms")
     if any(reader.integers("shared_intermediate_size")):
         reader.fault("shared_intermediate_size", "0 or zeros, no shared experts")
     reader.ignore(UNUSED)

@@ -43,11 +43,8 @@ def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
         norms="plain" if falcon else "none",
         eps=reader.number("mixer_rms_eps", 1e-6) if falcon else 1e-6,
     )
-    reader.choice("use_bias", [False], False)
-    reader.choice("hidden_act", ["silu"], "silu")
-    reader.choice("rms_norm", [True], True)
-    for field in UNUSED:
-        reader.get(field)
+    reader.fixed({"use_bias": False, "hidden_act": "silu", "rms_norm": True})
+    reader.ignore(UNUSED)
     layers = ((mixer,),) * reader.integer("num_hidden_layers")
     eps = reader.number("layer_norm_epsilon", 1e-5)
     tied = reader.flag("tie_word_embeddings", True)

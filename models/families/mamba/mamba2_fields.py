@@ -5,6 +5,7 @@ from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any
 
+from models.config.fields import spelled
 from models.config.reader import ConfigReader
 from models.mixers.mamba2 import Mamba2Config
 from models.weights.layer_weights import Path
@@ -17,6 +18,7 @@ HYBRID_FIELDS = {
     "state_size": "mamba_d_state",
     "kernel": "mamba_d_conv",
     "conv_bias": "mamba_conv_bias",
+    "step_limits": "time_step_limit",
 }
 """Fields of granitemoehybrid, bamba and falcon_h1."""
 # Tokens per kernel call, initialisation of time steps, dtype of the residual stream.
@@ -52,7 +54,7 @@ def read_mamba2(
         reader.integer(fields["kernel"], 4, minimum=2),
         eps,
         conv_bias=reader.flag(fields["conv_bias"], True),
-        step_limits=reader.limits("time_step_limit", (0.0, math.inf)),
+        step_limits=reader.limits(fields["step_limits"], (0.0, math.inf)),
         **variant,
     )
 
@@ -62,7 +64,9 @@ def with_floor(reader: ConfigReader, mixer: Mamba2Config) -> Mamba2Config:
     if not reader.flag("hf_compat_dt_floor", False):
         return mixer
     low, high = mixer.step_limits
-    return replace(mixer, step_limits=(max(low, reader.number("time_step_min", 0.001)), high))
+    return replace(
+        mixer, step_limits=(max(low, reader.number(spelled(reader, "mamba_dt_min", "time_step_min"), 0.001)), high)
+    )
 
 
 def mamba2_weights(c: Mamba2Config, hidden: int, path: Path, name: str) -> list[Weight]:

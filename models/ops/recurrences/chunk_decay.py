@@ -76,7 +76,7 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
 
     Such a decay does not factor out. A chunk, a power of two, is built by doubling: keys of the first half decay to the
     boundary, rows of the second from it. Sums run between a row and the boundary: differences of longer sums would lose
-    a weak decay behind a strong one.
+    a weak decay after a strong one.
     """
 
     def halves(x: Array) -> tuple[Array, Array]:
@@ -93,7 +93,7 @@ def channel_decay(q: KeyRows, k: KeyRows, g: ChannelDecay) -> DecayedChunk:
         return jnp.concatenate([above, jnp.concatenate([across, second], axis=-1)], axis=-2)
 
     chunk_q, chunk_k = q, k
-    # ops/layout, fusion: sums would be rounded together with the product behind a log-decay in some programs only.
+    # ops/layout, fusion: sums would be rounded together with the product that gives a log-decay in some programs only.
     g = materialize(g)
     q, k, since = (x[..., None, :] for x in (q, k, g))
     until = jnp.zeros_like(since)

@@ -97,7 +97,8 @@ def test_ties_go_to_even() -> None:
 @pytest.mark.parametrize("golden", [
     "dense_interval", "sparse_multimodal", "nemotron_latent", "granite_experts",
     pytest.param("zamba2_base", marks=pytest.mark.long), pytest.param("indexed_base", marks=pytest.mark.long),
-    pytest.param("minimax_base", marks=pytest.mark.long),
+    pytest.param("minimax_base", marks=pytest.mark.long), pytest.param("gigachat_base", marks=pytest.mark.long),
+    pytest.param("alice_base", marks=pytest.mark.long),
 ])  # fmt: skip
 @pytest.mark.parametrize(("name", "group"), SCHEMES)
 def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:

@@ -99,7 +99,7 @@ def test_other_dtypes_are_named_when_asked_for(tmp_path: Path) -> None:
     (struct.pack("<Q", 3) + b" {}", "begins with '{'"),
     (struct.pack("<Q", 2) + b"{x", "cannot be read as JSON"),
     (struct.pack("<Q", 2) + b"{\xff", "cannot be read as JSON"),
-    (struct.pack("<Q", 2) + b"{}!", "1 bytes behind the last tensor"),
+    (struct.pack("<Q", 2) + b"{}!", "1 bytes after the last tensor"),
 ])  # fmt: skip
 def test_frame(tmp_path: Path, content: bytes, message: str) -> None:
     path = tmp_path / FILE
@@ -140,7 +140,7 @@ def entry(**changes: Any) -> dict[str, Any]:
     ({"a": A, "b": A | {"data_offsets": [20, 44]}}, 44, "b: overlaps a: begins at byte 20, which ends at 24"),
     ({"a": A, "b": A | {"data_offsets": [28, 52]}}, 52, "b: a hole of 4 bytes between it and a"),
     (entry(), 23, "truncated: its data ends at byte 24, the file's at 23"),
-    (entry(), 25, "1 bytes behind the last tensor: expected 24"),
+    (entry(), 25, "1 bytes after the last tensor: expected 24"),
     (b'{"a": 1, "a": 2}', 0, "duplicate keys ['a']"),
     (b'{"a": {"dtype": "F32", "dtype": "F32"}}', 0, "duplicate keys ['dtype']"),
     (b'{"a": NaN}', 0, "NaN is not JSON"),

@@ -263,7 +263,7 @@ def test_every_family(name: str, tmp_path: Path):
 
 
 def test_checksum():
-    """Any bit, any end, any shape; zeros behind it are as good as none."""
+    """Any bit, any end, any shape; zeros after it are as good as none."""
     content = np.random.default_rng(0).integers(0, 256, 37, np.uint8)
     words = int.from_bytes(content.tobytes() + bytes(3), "little")
     assert format.checksum(content) == sum(words >> 64 * i & 2**64 - 1 for i in range(5)) % 2**64

@@ -27,6 +27,8 @@ MODELS = [
     pytest.param("zamba2_base", "int8", 16, marks=pytest.mark.long),
     pytest.param("minimax_base", "int4", 8, marks=pytest.mark.long),
     pytest.param("indexed_base", "int8", 8, marks=pytest.mark.long),
+    pytest.param("gigachat_base", "int8", 8, marks=pytest.mark.long),
+    pytest.param("alice_base", "int4", 8, marks=pytest.mark.long),
 ]
 
 

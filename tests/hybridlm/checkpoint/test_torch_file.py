@@ -143,7 +143,7 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "call of a text": (state_dict(a=text("x") + b")R"), "a call of a str"),
     "call of a class": (state_dict(a=FLOATS + b")R"), "a call of torch.FloatStorage"),
     "items of a text": (b"\x80\x02" + text("x") * 3 + b"s.", "items of a str"),
-    "behind the end": (state_dict(a=tensor()) + b"x", "1 bytes behind its end"),
+    "after the end": (state_dict(a=tensor()) + b"x", "1 bytes after its end"),
     "no end": (state_dict(a=tensor())[:-1], "damaged"),
     "empty": (b"", "damaged"),
     "empty stack": (b"\x80\x02R.", "damaged"),
@@ -202,7 +202,7 @@ def test_damaged_files_are_refused_or_read(tmp_path: Path, seed: int) -> None:
     end, outcomes = entry.header_offset + entry.file_size, set()
     for _ in range(60):
         damaged = bytearray(content)
-        # The description in front, the archive's table behind, or a shorter file.
+        # The description in front, the archive's table after, or a shorter file.
         low, high = rng.choice([(0, end), (len(content) - 2500, len(content))])
         for _ in range(rng.choice((1, 1, 3))):
             damaged[rng.randrange(low, high)] = rng.randrange(256)

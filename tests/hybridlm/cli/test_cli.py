@@ -70,6 +70,12 @@ def refused(*arguments: str | Path, stdin: str | bytes | None = None, status: in
     return result.stderr
 
 
+def test_an_empty_model_is_named() -> None:
+    assert refused("generate", "-m", "", "hi") == (
+        "error: model '': neither a directory nor a Hub id (organisation/name)\n"
+    )
+
+
 def rows(output: str) -> list[dict[str, Any]]:
     return [json.loads(line) for line in output.splitlines()]
 

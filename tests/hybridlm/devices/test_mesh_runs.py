@@ -42,7 +42,7 @@ class Knowing:
 def check_same_tokens(
     single: hybridlm.LM, completions: list[hybridlm.Completion], expected: list[hybridlm.Completion]
 ) -> None:
-    """Asserts the same tokens; prompts of `found` may begin behind a prefix."""
+    """Asserts the same tokens; prompts of `found` may begin after a prefix."""
     full = [replace(a, prompt_token_ids=b.prompt_token_ids) for a, b in zip(completions, expected, strict=True)]
     check_same_samples(single, full, expected, {}, tolerance_of(single))
 

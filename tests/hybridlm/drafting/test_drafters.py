@@ -5,7 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from hybridlm.drafting.acceptance import MIN_LEARNING_RATE, MIN_PAUSE, Acceptance, AcceptancePrior
+from hybridlm.drafting.acceptance import MIN_LEARNING_RATE, MIN_PAUSE, AcceptancePrior, Drafting
 from hybridlm.drafting.drafters import MtpDrafter, NgramDrafter, checked_proposal, drafters
 
 
@@ -73,41 +73,45 @@ def test_what_a_drafter_may_answer() -> None:
             checked_proposal(Fixed([0, token]), [1], 2, 5)
 
 
+def drafting(rate: float) -> Drafting:
+    return Drafting(NgramDrafter(), (), rate)
+
+
 def test_acceptance() -> None:
-    acceptance = Acceptance(0.5)
-    assert acceptance.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
+    sequence = drafting(0.5)
+    assert sequence.expected(4) == pytest.approx(0.5 + 0.25 + 0.125 + 0.0625)
     for _ in range(20):
-        acceptance.observe(4, 4)
-    assert acceptance.expected(4) > 3.5
+        sequence.observe(4, 4)
+    assert sequence.expected(4) > 3.5
     for _ in range(20):
-        acceptance.observe(4, 0)
-    assert acceptance.expected(4) < 0.6
+        sequence.observe(4, 0)
+    assert sequence.expected(4) < 0.6
 
 
 def test_pauses_grow_until_drafts_are_right_again() -> None:
-    acceptance = Acceptance(0.5)
-    assert acceptance.should_draft(0)
-    acceptance.pause(10)
-    assert not acceptance.should_draft(10 + MIN_PAUSE - 1) and acceptance.should_draft(10 + MIN_PAUSE)
-    acceptance.pause(50)
-    assert not acceptance.should_draft(50 + 2 * MIN_PAUSE - 1) and acceptance.should_draft(50 + 2 * MIN_PAUSE)
-    assert acceptance.rate == 0.5
+    sequence = drafting(0.5)
+    assert sequence.should_draft(0)
+    sequence.pause(10)
+    assert not sequence.should_draft(10 + MIN_PAUSE - 1) and sequence.should_draft(10 + MIN_PAUSE)
+    sequence.pause(50)
+    assert not sequence.should_draft(50 + 2 * MIN_PAUSE - 1) and sequence.should_draft(50 + 2 * MIN_PAUSE)
+    assert sequence.rate == 0.5
     for _ in range(20):
-        acceptance.observe(4, 4)
-    acceptance.pause(200)
-    assert acceptance.should_draft(200 + MIN_PAUSE)
+        sequence.observe(4, 4)
+    sequence.pause(200)
+    assert sequence.should_draft(200 + MIN_PAUSE)
 
 
 def test_new_sequences_are_trusted_as_the_last_ones_were() -> None:
     prior = AcceptancePrior()
-    assert Acceptance(prior.rate).expected(4) > 2
+    assert drafting(prior.rate).expected(4) > 2
     for _ in range(100):
         prior.observe(4, 0)
-    assert Acceptance(prior.rate).expected(4) < 0.1
+    assert drafting(prior.rate).expected(4) < 0.1
     assert [rate > 0.7 for rate in [prior.begin() for _ in range(32)]].count(True) == 2
     for _ in range(100):
         prior.observe(1, 1)
-    assert Acceptance(prior.rate).expected(4) > 3.5
+    assert drafting(prior.rate).expected(4) > 3.5
 
 
 def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
@@ -115,7 +119,7 @@ def test_the_first_drafts_of_all_count_more_than_later_ones() -> None:
     prior = AcceptancePrior(0.9)
     prior.observe(4, 0)
     prior.observe(4, 0)
-    assert prior.rate == pytest.approx(0.3) and Acceptance(prior.rate).expected(4) < 0.5
+    assert prior.rate == pytest.approx(0.3) and drafting(prior.rate).expected(4) < 0.5
     for _ in range(100):
         prior.observe(4, 0)
     prior.observe(4, 4)

@@ -55,7 +55,7 @@ def host_lm(path: Path, pages: int, **options: Any) -> hybridlm.LM:
 
 
 class Drafter:
-    """Drafts right tokens, and wrong ones behind some of them."""
+    """Drafts right tokens, and wrong ones after some of them."""
 
     def __init__(self, rng: random.Random):
         self._random = rng

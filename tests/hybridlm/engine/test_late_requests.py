@@ -129,7 +129,7 @@ class Queue:
         ({"prompt_logprobs": 0}, {}),
         ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
     ],
-    ids=["a prompt behind prompts", "a text behind prompts", "a prompt behind texts", "a text behind texts"],
+    ids=["a prompt after prompts", "a text after prompts", "a prompt after texts", "a text after texts"],
 )
 @pytest.mark.parametrize("together", [1, 3])
 def test_a_late_request_waits_for_two_steps_at_most(

@@ -87,7 +87,7 @@ def test_a_prefix_carries_what_the_head_needs(agreeing: hybridlm.LM, always: Non
 
 @pytest.mark.long
 def test_the_head_of_a_prefix_sees_all_of_it(ordinary: hybridlm.LM, always: None) -> None:
-    """Drafts behind a fork are those behind the whole prompt: as many are right."""
+    """Drafts after a fork are those after the whole prompt: as many are right."""
     text = PROMPTS[4]
     counts = []
     for prompt, prefix in ((text, None), (text[61:], ordinary.prefix(text[:61]))):
@@ -126,7 +126,7 @@ def test_the_last_span_of_a_page_has_final_values(agreeing: hybridlm.LM, first: 
 
 @pytest.mark.long
 def test_cached_states_of_prompts(agreeing: hybridlm.LM, always: None) -> None:
-    """The row of a pair lies at the position before its token's: behind a kept state it is written anew."""
+    """The row of a pair lies at the position before its token's: after a kept state it is written anew."""
     lm = hybridlm.load(agreeing.path, speculate="mtp", prefix_cache="64MB", **LOADED)
     begin = PROMPTS[4]
     prompts = [begin, [*begin[:100], *PROMPTS[2]], [*begin[:64], 9], begin]

@@ -87,7 +87,7 @@ def test_random_drafts_change_nothing(tmp_path: Path, family: str) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("family", VARIANTS)
 def test_all_drafts_of_a_head_that_agrees_are_accepted(tmp_path: Path, family: str) -> None:
-    """Also with a temperature and behind a prefix with the head's state."""
+    """Also with a temperature and after a prefix with the head's state."""
     lm = hybridlm.load(write_agreeing(family, tmp_path / "m"), speculate="mtp", **LOADED)
     for settings in (SETTINGS, SAMPLED):
         expected = [completion.token_ids for completion in lm.generate(PROMPTS, speculate=None, **settings)]

@@ -12,7 +12,7 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
-from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, PrefillStep, cheapest_step
+from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, cheapest_step
 from hybridlm.programs.shapes import Shape
 
 
@@ -52,15 +52,15 @@ def test_one_prompt_has_the_cheapest_steps(widths: tuple[int, ...], platform: st
     ids=str,
 )
 def test_a_step_has_the_prompts_that_fill_it(counts: list[int], chosen: list[int], lanes: int, width: int) -> None:
-    assert cheapest_step(counts, [0] * len(counts), [1, 2, 4], (128, 32, 8), "cpu") == PrefillStep(chosen, lanes, width)
+    assert cheapest_step(counts, [0] * len(counts), [1, 2, 4], (128, 32, 8), "cpu") == (chosen, lanes, width)
 
 
 def test_a_step_fits_every_device() -> None:
     """Two devices with two lanes each: the first prompt has one device for itself."""
     step = cheapest_step([128] * 4, [0, 1, 1, 1], [2, 4], (128, 32, 8), "cpu", parts=2)
-    assert step == PrefillStep([0, 1], 2, 128)
+    assert step == ([0, 1], 2, 128)
     step = cheapest_step([128] * 5, [1, 0, 1, 0, 1], [2, 4], (128, 32, 8), "cpu", parts=2)
-    assert step == PrefillStep([0, 1, 2, 3], 4, 128)
+    assert step == ([0, 1, 2, 3], 4, 128)
 
 
 @given(
@@ -72,14 +72,14 @@ def test_prompts_end_and_full_steps_are_preferred(counts: list[int], sizes: list
     """The first prompt is in every step, so that every prompt ends."""
     remainders, places = list(counts), 0
     while remainders:
-        step = cheapest_step(remainders, [0] * len(remainders), sizes, widths, "cpu")
-        assert 0 in step.chosen and len(step.chosen) <= step.lanes
-        smaller = [size for size in sizes if len(step.chosen) <= size < step.lanes]
+        chosen, lanes, width = cheapest_step(remainders, [0] * len(remainders), sizes, widths, "cpu")
+        assert 0 in chosen and len(chosen) <= lanes
+        smaller = [size for size in sizes if len(chosen) <= size < lanes]
         assert not smaller, "a smaller step has these prompts, too"
-        for index in step.chosen:
-            remainders[index] -= step.width
+        for index in chosen:
+            remainders[index] -= width
         remainders = [count for count in remainders if count > 0]
-        places += step.lanes * step.width
+        places += lanes * width
     assert places >= sum(counts)
 
 

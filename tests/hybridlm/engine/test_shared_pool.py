@@ -102,7 +102,7 @@ def test_a_prompt_that_is_scored_is_preempted_and_keeps_its_bits(
 
 
 def test_cancelled_prompts_give_rows_and_pages_back(lm: hybridlm.LM) -> None:
-    """A prompt that is read, one behind a shared prefix, and one that another request has, too."""
+    """A prompt that is read, one after a shared prefix, and one that another request has, too."""
     stem, pool = prompt(200), lm.engine.pool
     with lm.session() as session:
         for tail in ([4, 5, 6], [7, 8, 9], [7, 8, 9]):

@@ -105,7 +105,7 @@ def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape:
 
 
 def _lanes_from(leaf: jax.Array, rows: Any) -> jax.Array:
-    """Return rows of other lanes, or consecutive pages behind the null page."""
+    """Return rows of other lanes, or consecutive pages after the null page."""
     each, null = len(leaf) // LANES, len(leaf) % LANES
     lanes = leaf[null:].reshape(LANES, each, *leaf.shape[1:])[rows]
     return jnp.concatenate([leaf[:null], lanes.reshape(leaf[null:].shape)])

@@ -62,7 +62,7 @@ LONG = np.random.default_rng(6).integers(3, 90, 140).tolist()
 LONG_PROMPTS = [
     LONG[:122], [*LONG[:130], 5], [*LONG[:131], 90], [*LONG[:120], 4], [91, *LONG[:124]], LONG[:127], [*LONG[:60], 8],
 ]  # fmt: skip
-"""They end before and behind the first page; two share it."""
+"""They end before and after the first page; two share it."""
 
 
 @pytest.fixture(scope="module")

@@ -56,7 +56,7 @@ def test_scores(name: str, window: int, tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_drafts_and_cached_prefixes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """Greedy tokens, verified in steps of several, behind prefixes that another request computed."""
+    """Greedy tokens, verified in steps of several, after prefixes that another request computed."""
     monkeypatch.setattr(Speculation, "always", True)
     directory = windowed(name, 140, tmp_path / "model")
     lm = hybridlm.load(directory, lanes=2, dtype="float32", chunk=50, speculate="ngram", prefix_cache="4MB")

@@ -138,7 +138,7 @@ def test_a_state_adds_the_pages_from_its_first_new_position_on(cached: hybridlm.
         engine.moves.restore(snapshot, pool, slot, [*prompt, 5], owner=None)
     for layout, leaf in zip(engine.kind.layout, jax.tree.leaves(pool.look()), strict=True):
         if layout.positions is not None:
-            pages = np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1:]  # behind the null page, in their order
+            pages = np.moveaxis(np.asarray(leaf), layout.positions + 1, 1)[1:]  # after the null page, in their order
             row = pages.reshape((-1, *pages.shape[2:]))
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
@@ -149,7 +149,7 @@ def test_long_prompts_leave_states_on_the_way() -> None:
 
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     assert cache.stops(range(70), 0) == (32, 64, 68, 70)
-    assert cache.stops(range(70), 30) == (34, 66, 70), "the first end of a step at or behind every 8 chunks"
+    assert cache.stops(range(70), 30) == (34, 66, 70), "the first end of a step at or after every 8 chunks"
     assert cache.stops(range(8), 0) == (4, 8) and cache.stops(range(3), 0) == (3,)
     assert cache.stops(range(9), 8) == (9,), "the state that it goes on from is there"
 

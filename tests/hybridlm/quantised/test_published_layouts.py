@@ -76,7 +76,7 @@ PUBLISHED = {
     "nemotron-4b-w4a16": Published("nemotron_latent",
         {r"in_proj|out_proj|[qkvo]_proj|embeddings": NVFP4, r"lm_head": FP8},
         mixed({r"in_proj|out_proj|[qkvo]_proj|embeddings": "W4A16_NVFP4", r"lm_head": "FP8"})),
-    # Every entry has the mark of modelopt behind it, so that engines find nothing that the list excludes.
+    # Every entry has the mark of modelopt after it, so that engines find nothing that the list excludes.
     "nemotron-ultra-nvfp4": Published("nemotron_latent", {r"\.experts\.": NVFP4},
         modelopt("NVFP4") | {"ignore": [item + MARK for item in ("lm_head", "backbone.layers.2.mixer.q_proj")]}),
     "qwen-nvfp4": Published("sparse_base",

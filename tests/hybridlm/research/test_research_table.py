@@ -28,7 +28,7 @@ def row(name: str) -> str:
     has = [item in arrays for item in EDITED] + [item in kinds for item in ("recurrent", "attention", "expert")]
     return (
         f"| {LABELS.get(name, family.name)} | "
-        + " | ".join("yes" if item else "—" for item in [*has, bool(_recurrent(model))])
+        + " | ".join("✓" if item else "—" for item in [*has, bool(_recurrent(model))])
         + " |"
     )
 

@@ -18,7 +18,7 @@ def scalars(*values: int) -> list[jax.Array]:
 
 
 def pool(pages: int, sign: int = 1) -> tuple[np.ndarray, ...]:
-    """Heads in front of the places, and places in front; what it holds tells where it was."""
+    """Heads before the places, and places in front; what it holds tells where it was."""
     sizes = (pages, 2, KV_BLOCK, 3), (pages, KV_BLOCK, 5)
     return tuple(sign * (np.arange(np.prod(size), dtype=np.float32).reshape(size) + 1) for size in sizes)
 

@@ -102,7 +102,7 @@ def test_shards(inputs: Path, output: str) -> None:
     name, ending = output.split(".", 1)
     assert [path.name for path in shards] == [f"part-{name}-{i:05}-of-00003.{ending}" for i in range(3)]
     assert [row for path in shards for row in read_output(path)] == read_output(inputs / output)
-    if ending == "jsonl.gz":  # gzip files one behind the other are a gzip file
+    if ending == "jsonl.gz":  # gzip files one after the other are a gzip file
         decompress = gzip.decompress(b"".join(path.read_bytes() for path in shards))
         assert decompress == gzip.decompress((inputs / output).read_bytes())
 

@@ -143,8 +143,8 @@ def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other
     initial = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]
     divergence = text_lm.divergence(other, texts)
     saved = [lm.stats["prefix_tokens_saved"] - item for lm, item in zip((text_lm, other), initial, strict=True)]
-    # The token behind a shared chunk is the same in all its texts. So the first 5 tokens are computed once for 7 texts,
-    # and the 10 behind them once for 3.
+    # The token after a shared chunk is the same in all its texts. So the first 5 tokens are computed once for 7 texts,
+    # and the 10 after them once for 3.
     assert saved == [6 * 5 + 2 * 10] * 2
     for i, text in enumerate(texts):
         assert bits(divergence, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i

@@ -76,7 +76,7 @@ def test_the_last_answer_of_a_chat(text_lm: hybridlm.LM):
         patch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
         patch.setattr(text_lm.tokenizer, "_compiled", {})
         (score,) = text_lm.score([{"messages": CHAT}])
-        # Up to the end token: the template's "!" behind it is no part of an answer.
+        # Up to the end token: the template's "!" after it is no part of an answer.
         check(text_lm, score, ids("<user>hi<end>!<assistant>"), [*ids("yo"), 2])
 
 

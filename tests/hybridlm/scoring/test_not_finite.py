@@ -77,7 +77,7 @@ def test_files_count_the_rows(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_values_that_were_read_are_checked(text_lm: hybridlm.LM, tmp_path: Path) -> None:
-    """Nothing is predicted behind the last token, so that its log-probabilities are finite."""
+    """Nothing is predicted after the last token, so that its log-probabilities are finite."""
     last = len(TEXTS[0]) - 1
     nan = Intervention.add(np.full(text_lm.config.hidden_size, np.nan), hidden_state=1, positions=last)
     request: dict[str, Any] = {"hidden_states": [1], "interventions": [[nan], [], []]}

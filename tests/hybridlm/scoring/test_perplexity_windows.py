@@ -23,7 +23,7 @@ SIZES = pytest.mark.parametrize("size", (2, 3, 4, 5, 7, 13, 14, 64))
 def by_definition(tokens: list[int], limit: int) -> Iterator[tuple[list[int], list[int]]]:
     """(context, tokens to predict) as lm_eval defines `loglikelihood_rolling` for a `max_length` of `most`.
 
-    The first window predicts `most` tokens behind the prefix; each later one the next `most` tokens, or those that are
+    The first window predicts `most` tokens after the prefix; each later one the next `most` tokens, or those that are
     left, from inputs that end with the last but one of them and are `most` long in any case.
     """
     first = min(limit, len(tokens))

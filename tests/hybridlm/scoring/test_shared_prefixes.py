@@ -34,7 +34,7 @@ def test_parts_end_where_chunks_do() -> None:
         assert [part.tokens for part in parts] == ([] if depth is None else [a[: depth + 1]]), length
         assert part_of == ([None, None] if depth is None else [0, 0])
     assert shared_prefixes([a[:9], a[:9]], (4,), 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
-    assert shared_prefixes([a, a], (4,), 1)[0][0].tokens == a[:6], "the first chunk begins behind a prefix"
+    assert shared_prefixes([a, a], (4,), 1)[0][0].tokens == a[:6], "the first chunk begins after a prefix"
 
 
 def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> None:

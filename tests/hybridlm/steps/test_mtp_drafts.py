@@ -22,7 +22,7 @@ from ir_passes.measure.unaccepted import unaccepted_reach
 LANES, TOKENS, DRAFTS = 4, 8, 3
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"
 PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 58]]
-"""The most likely tokens behind them, and the head's, lead by more than the tolerance."""
+"""The most likely tokens after them, and the head's, lead by more than the tolerance."""
 
 ROWS = np.arange(LANES, dtype=np.int32)
 PAGES = 1 + ROWS[:, None]
@@ -94,7 +94,7 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
         np.testing.assert_allclose(rows.layers[-1].hidden[lane], hidden, atol=1e-3)
     for leaf, old_leaf in zip(jax.tree.leaves(rows), jax.tree.leaves(old_rows), strict=True):
         assert by_lane(leaf, LANES)[3].tobytes() == by_lane(old_leaf, LANES)[3].tobytes()
-    # a step without drafts behind them, in rows with states of rejected drafts
+    # a step without drafts after them, in rows with states of rejected drafts
     accepted, sampled, rows = lanes.run(
         rows, [[LAST_SAMPLED]] * 4, [p + a for p, a in zip(positions, accepted, strict=True)], [0] * 4
     )
@@ -106,7 +106,7 @@ def test_mtp_drafts_continue_from_the_accepted_tokens(lanes: Lanes) -> None:
 
 @pytest.mark.long
 def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> None:
-    """Other tokens behind the accepted ones change only cache positions behind them."""
+    """Other tokens after the accepted ones change only cache positions after them."""
     _, sampled, rows = lanes.run(lanes.rows(), PROMPTS, [0] * LANES, [0] * LANES)
     tokens = np.full((LANES, TOKENS), 7, np.int32)
     tokens[:, 0] = LAST_SAMPLED

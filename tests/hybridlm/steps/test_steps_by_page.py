@@ -105,7 +105,7 @@ def inputs_of(step: str, tokens: int, table: np.ndarray, active: np.ndarray, dra
 
 
 def order_of(seed: int) -> np.ndarray:
-    """Return all pages behind the null page in a random order."""
+    """Return all pages after the null page in a random order."""
     return np.random.default_rng(seed).permutation(np.arange(1, PAGES)).astype(np.int32)
 
 

@@ -63,7 +63,7 @@ def model(request: pytest.FixtureRequest, case: tuple[str, bool]) -> SteppedMode
 
 
 def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
-    """Return inputs of lanes in these slots, with pages behind the null page."""
+    """Return inputs of lanes in these slots, with pages after the null page."""
     rng, size = np.random.default_rng(2), (LANES, tokens)
     ids = rng.integers(0, 60, size).astype(np.int32)
     lengths = LENGTHS[tokens]

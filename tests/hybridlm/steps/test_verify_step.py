@@ -123,7 +123,7 @@ def test_the_token_sampled_last_is_carried(steps: Steps, scene: Scene) -> None:
 
 
 def test_the_order_of_lanes_does_not_matter(steps: Steps, scene: Scene) -> None:
-    """Prompts before or behind drafting lanes, in moved rows, give the same bits."""
+    """Prompts before or after drafting lanes, in moved rows, give the same bits."""
     order = [3, 5, 0, 4, 2, 1]
     want = steps.verify(scene.rows, scene.lanes)
     permuted = steps.verify(scene.in_order(order).rows, scene.in_order(order).lanes)
@@ -210,7 +210,7 @@ def test_drafts_beside_lanes_that_accepted_last_step_and_draft_nothing_now(steps
     (5, 4, 1, 1),
     (5, 4, 4, 4),
     (3, 2, 2, 2),
-    (3, 2, 3, 3),  # what stands behind the length is no draft
+    (3, 2, 3, 3),  # what stands after the length is no draft
     (4, 2, 1, 4),  # the wrong token is certain
     (4, 2, 2, 2),
     (4, 2, 3, 3),

@@ -367,7 +367,7 @@ def test_kernels_that_spill_are_named_and_refused_above_the_limit(
     ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
     ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
     ((*CONFIG, "--target", "nvidia-h100", "--explain"), "no --explain"),
-    ((*CONFIG, "--abstract", "--json"), "--json: expected --target"),
+    ((*CONFIG, "--abstract", "--json"), "--json: needs --target"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
     result = run(*options)

@@ -49,7 +49,7 @@ def test_thoughts_and_answer(
     for skip in (True, False):
         text = result.decode(ids, skip)
         want = (reasoning, text if answer is None else result.decode(result.encode(answer), skip))
-        assert tuple(split_thoughts(result, text, ids, markers, opened, skip)) == want
+        assert split_thoughts(result, text, ids, markers, opened, skip) == want
 
 
 def test_markers() -> None:

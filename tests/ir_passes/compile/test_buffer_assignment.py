@@ -192,7 +192,7 @@ def test_what_was_written_is_not_taken_for_another_program(damage: str, tmp_path
         elif damage in ("of another program", "of another constant"):
             path.write_bytes(other.read_bytes())
         else:
-            # One more allocation, index 99, of 64 bytes of scratch, behind the others.
+            # One more allocation, index 99, of 64 bytes of scratch, after the others.
             path.write_bytes(dump + bytes([3 << 3 | 2, 6, 3 << 3 | 2, 4, 8, 99, 16, 64]))
 
     hide_assignments(monkeypatch, spoil)

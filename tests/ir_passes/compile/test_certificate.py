@@ -89,7 +89,7 @@ def test_notebooks_show_it_escaped() -> None:
     page = certificate(step="<b>step", faults=(Statement("frame", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
     assert "NOT CERTIFIED" in page and "NOT CERTIFIED" not in certificate()._repr_html_()
-    # Claims and faults are in front, the rest behind its heading; empty headings are left out.
+    # Claims and faults are in front, the rest after its heading; empty headings are left out.
     assert all(f"<details open><summary>{item} (1)" in page for item in ("proved", "audited", "faults"))
     assert "<details><summary>notes (1)" in page and "assumed" not in page
 

@@ -1,4 +1,4 @@
-"""Tokens behind the accepted ones of a lane change neither its rows nor its count."""
+"""Tokens after the accepted ones of a lane change neither its rows nor its count."""
 
 import jax.numpy as jnp
 import numpy as np
@@ -49,7 +49,7 @@ def one_too_many(w, pools, tokens, lengths):
 
 
 def counted_past_a_wrong_one(w, pools, tokens, lengths):
-    """All right drafts count, those behind a wrong one too."""
+    """All right drafts count, those after a wrong one too."""
     x, mixed, sampled = attempt(w, pools, tokens, lengths)
     drafted = jnp.arange(1, tokens.shape[1], dtype=jnp.int32)[None] < lengths[:, None]
     right = jnp.sum((tokens[:, 1:] == sampled[:, :-1]) & drafted, axis=1, dtype=jnp.int32)

@@ -17,6 +17,7 @@ from predicted_owners import faults, predictions
 from random_calls import random_calls
 from random_forms import random_form
 from random_layouts import MET, random_layout
+from random_neighbours import random_neighbours
 from random_steps import random_program
 from xla_equations import apply as by_xla
 from zoo.catalogue import PROGRAMS
@@ -32,7 +33,7 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import UnchangedRows
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
-RANDOM, LAYOUTS, FORMS, CALLS = 40, 4, 8, 4
+RANDOM, LAYOUTS, NEIGHBOURS, FORMS, CALLS = 40, 4, 6, 8, 4
 IDLE = range(20)
 NOT_FOLLOWED = "kept by a view that is not followed"
 
@@ -57,6 +58,11 @@ def test_predictions_for_random_programs_hold() -> None:
 def test_predictions_for_random_layouts_hold() -> None:
     """Packed tokens and pages."""
     assert [fault for seed in range(LAYOUTS) for fault in broken(random_layout(seed), range(2))] == []
+
+
+def test_predictions_for_random_neighbours_hold() -> None:
+    """Tokens, masks and ids after slices, padding and scans."""
+    assert [fault for seed in range(NEIGHBOURS) for fault in broken(random_neighbours(seed), range(2))] == []
 
 
 def test_predictions_for_random_forms_hold() -> None:
@@ -92,6 +98,14 @@ def test_predictions_for_many_random_layouts_hold(block: int) -> None:
     assert [fault for seed in seeds for fault in broken(random_layout(seed, 8 + seed % 16), range(2))] == []
 
 
+@pytest.mark.long
+@pytest.mark.parametrize("block", range(20))
+def test_predictions_for_many_random_neighbours_hold(block: int) -> None:
+    seeds = range(100 + 100 * block, 200 + 100 * block)
+    programs = (random_neighbours(seed, 10 + seed % 15) for seed in seeds)
+    assert [fault for program in programs for fault in broken(program, range(2))] == []
+
+
 def test_random_layouts_are_varied() -> None:
     facts = Counter[str]()
     for seed in range(LAYOUTS, LAYOUTS + 20):
@@ -100,6 +114,16 @@ def test_random_layouts_are_varied() -> None:
     assert all(facts[name] for name in ("SegmentIds", "IndexSum", "Mask", "SameLane", "PageEntry", "TokenSpan")), facts
     patterns = {pattern for pattern, _ in MET}
     assert len(patterns) > 15 and sum(MET[pattern, True] > 0 for pattern in patterns) >= 15, MET
+
+
+def test_random_neighbours_are_varied() -> None:
+    facts, owners = Counter[str](), Counter[str]()
+    for seed in range(NEIGHBOURS, NEIGHBOURS + 20):
+        for _, _, value, _ in predictions(Subject(random_neighbours(seed), range(1))).values():
+            facts[type(value.fact).__name__] += 1
+            owners[type(value.owner).__name__] += 1
+    assert all(facts[name] for name in ("WithinLane", "TokenSpan", "ShiftedIds", "Mask", "IndexSum")), facts
+    assert owners["LaneRows"] >= 50 and owners["Mixed"] >= 50, owners
 
 
 def test_random_calls_are_varied() -> None:

@@ -22,7 +22,7 @@ sum {
   ROOT c = f32[] REDUCER(a, b)
 }
 
-behind {
+after {
   one = f32[SIZES0] parameter(0)
   two = f32[SIZES1] parameter(1)
   ROOT both = f32[SIZES2] concatenate(one, two), dimensions={0}
@@ -31,7 +31,7 @@ behind {
 ENTRY main {
   x = f32[SIZES0] parameter(0)
   y = f32[SIZES1] parameter(1)
-  z = f32[SIZES2] fusion(x, y), kind=kLoop, calls=behind
+  z = f32[SIZES2] fusion(x, y), kind=kLoop, calls=after
   begun = f32[SIZES2] all-reduce-start(z), to_apply=sum, channel_id=1, replica_groups={GROUPS},
     use_global_device_ids=true
   ROOT done = f32[SIZES2] all-reduce-done(begun)

@@ -133,7 +133,7 @@ WRONG = {
         ),
         (0, (1,), "broadcast"),
     ),
-    "sum with something behind it": (
+    "sum with something after it": (
         reduction(("  rest =", "  root = f32[64]{0} sqrt(sum)\n  rest ="), ("tuple(sum", "tuple(root")),
         (0, (1,), "reduce"),
     ),

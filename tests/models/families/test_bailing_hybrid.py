@@ -89,6 +89,7 @@ def test_unbounded_decay() -> None:
         ({"scoring_func": "softmax"}, "scoring_func: expected one of 'sigmoid'"),
         ({"no_kda_lora": False}, "no_kda_lora: expected one of True"),
         ({"use_mla_nope": True}, "use_mla_nope: expected one of False"),
+        ({"linear_conv_kernel_dim": 3}, "short_conv_kernel_size: expected 3, as of linear_conv_kernel_dim"),
         ({"rotary_dim": 32}, "rotary_dim: expected one of 64"),
         ({"gated_attention_proj_granularity_type": "element_wise"}, "expected one of 'head_wise'"),
         ({"moe_shared_expert_intermediate_size": 1536}, "moe_shared_expert_intermediate_size: expected one of 768"),

@@ -94,7 +94,7 @@ def test_published_ling() -> None:
     ("config", "change", "message"),
     [
         (MINIMAX, {"postnorm": False}, "postnorm: expected one of True"),
-        (MINIMAX, {"postnorm": None}, "postnorm: expected true, a residual stream behind the norms"),
+        (MINIMAX, {"postnorm": None}, "postnorm: expected true, a residual stream after the norms"),
         (MINIMAX, {"attn_type_list": [0, 1]}, "attn_type_list: expected a list of 80 numbers"),
         (MINIMAX, {"attn_type_list": [2] * 80}, "attn_type_list: expected a list of 80 numbers"),
         (MINIMAX, {"shared_intermediate_size": [0, 8]}, "shared_intermediate_size: expected 0 or zeros"),

@@ -55,6 +55,12 @@ def test_rank_of_the_time_step_by_default() -> None:
     assert isinstance(mixer, Mamba1Config) and (mixer.rank, mixer.width) == (3, 80)
 
 
+def test_experts_of_jamba_by_the_name_of_transformers() -> None:
+    config = tiny("jamba_base")
+    experts = config.pop("num_experts")
+    assert read(config | {"num_local_experts": experts}) == read(config | {"num_experts": experts})
+
+
 @pytest.mark.parametrize(
     ("name", "fields", "fault"),
     [
@@ -66,6 +72,7 @@ def test_rank_of_the_time_step_by_default() -> None:
         ("jamba_base", {"expert_layer_offset": 2}, "expert_layer_offset"),
         ("jamba_base", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
         ("jamba_base", {"sliding_window": 128}, "sliding_window"),
+        ("jamba_base", {"num_local_experts": 8}, "num_local_experts"),
     ],
 )
 def test_faults_of_mamba_configs_are_named(name: str, fields: dict[str, Any], fault: str) -> None:

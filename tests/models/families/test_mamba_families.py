@@ -89,6 +89,23 @@ def test_the_floor_of_transformers_is_there_for_who_asks(change: dict[str, Any],
     assert config.unknown_keys == ()
 
 
+def test_older_names_of_nemotron_fields() -> None:
+    """Names that transformers accepts and saves under new ones."""
+    config = tiny("nemotron_latent")
+    older = {
+        "n_groups": "mamba_n_groups",
+        "conv_kernel": "mamba_d_conv",
+        "use_conv_bias": "mamba_conv_bias",
+        "time_step_limit": "mamba_dt_limit",
+        "n_routed_experts": "num_local_experts",
+    }
+    values = config | {"n_groups": 3, "conv_kernel": 3, "use_conv_bias": False, "time_step_limit": [0.1, 0.9]}
+    spelled = {older.get(name, name): value for name, value in values.items()} | {"mamba_dt_min": 0.2}
+    assert read(spelled) == read(values) != read(config)
+    floor = {"hf_compat_dt_floor": True}
+    assert read(spelled | floor) == read(values | floor | {"time_step_min": 0.2})
+
+
 def test_granite_scales_what_its_config_names() -> None:
     config = read(tiny("granite_experts"))
     assert (config.embedding_multiplier, config.residual_multiplier) == (2.0, 0.7)
@@ -141,6 +158,15 @@ def test_factors_of_falcon_move_to_outputs_and_scores() -> None:
         ("bamba_base", {"attn_rotary_emb": 16}, "attn_rotary_emb: expected one of 8"),
         ("falcon_base", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: expected a list of 5 numbers"),
         ("falcon_base", {"mlp_multipliers": [1.0, math.inf]}, "mlp_multipliers: expected a list of 2 numbers"),
+        (
+            "nemotron_dense",
+            {"mamba_n_groups": 3},
+            "n_groups: expected 3, as of mamba_n_groups, another",
+        ),
+        ("nemotron_experts", {"num_local_experts": 9}, "num_local_experts: expected 8, as of n_routed_experts"),
+        ("bamba_base", {"partial_rotary_factor": 1.0}, "partial_rotary_factor: expected one of 0.5"),
+        ("granite_experts", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, as granitemoehybrid"),
+        ("falcon_base", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
         ("falcon_base", {"projectors_bias": True}, "projectors_bias: expected one of False"),
     ],
 )

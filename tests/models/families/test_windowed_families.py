@@ -99,6 +99,8 @@ def test_published_lara() -> None:
             {"rope_parameters": LFM3["rope_parameters"] | {"full_attention": {"partial_rotary_factor": 1.5}}},
             "rope_parameters.full_attention.partial_rotary_factor: expected a share of the head",
         ),
+        (LFM3, {"rms_norm_eps": 1e-6}, "rms_norm_eps: expected 1e-05, as of norm_eps, another spelling, found 1e-06"),
+        (LARA, {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, as lara_mini rotates whole heads"),
         (LARA, {"attention_bias": True}, "attention_bias: expected one of False"),
         (LARA, {"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
         (LARA, {"sliding_window": -1}, "sliding_window: expected a whole number of at least 1, found -1"),

@@ -25,7 +25,7 @@ def test_kv_blocks_counts_whole_blocks() -> None:
 
 
 def cache_of(lanes: int, blocks: int, fill: float, platform: str = "cpu") -> tuple[KVCache, jax.Array]:
-    """Pages of a value for each lane, behind a null page, and their table."""
+    """Pages of a value for each lane, after a null page, and their table."""
     pages, sizes = 1 + lanes * blocks, [stored_size(size, platform) for size in (SIZE, VALUE)]
     key, value = (np.full((pages, KV_HEADS, KV_BLOCK, size), fill, np.float32) for size in sizes)
     return KVCache(jnp.asarray(key), jnp.asarray(value)), own_pages(lanes, pages)
@@ -63,7 +63,7 @@ def test_places_that_append_writes_are_distinct() -> None:
         if eqn.primitive.name == "scatter"
     ]
     assert [item.params["unique_indices"] for item in scatters] == [True]
-    # Without a page: padding, tokens behind the table, before the first position, and on the null page.
+    # Without a page: padding, tokens after the table, before the first position, and on the null page.
     index = np.array([[0, 127, 1, 2], [5, 6, 7, KV_BLOCK]], np.int32)
     valid = np.array([[True, True, False, True], [True] * 4])
     index[0, 3] = -1
@@ -130,7 +130,7 @@ def test_attend_equals_softmax_over_the_past_whatever_lies_beyond(
 )
 @pytest.mark.parametrize("window", [1, 127, 128, 200, 5 * KV_BLOCK])
 def test_attend_within_a_window_equals_softmax_over_its_positions(window: int, platform: str, kernels: str) -> None:
-    """Lanes at different positions; NaN behind the tokens, in front of the first one's window, and in other pages."""
+    """Lanes at different positions; NaN after the tokens, before the first one's window, and in other pages."""
     rng, blocks, sizes = np.random.default_rng(window), 5, (16, 32)
     first, count = np.array([0, 3, 126, 131, 260, 5 * KV_BLOCK - 3], np.int32), 3
     lanes = len(first)

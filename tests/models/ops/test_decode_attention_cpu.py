@@ -118,7 +118,7 @@ def test_kernel_computes_attention(kind: str, dtype: Any, instructions: str) -> 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("window", [7, 32, 33, 129, 300])
 def test_kernel_attends_within_a_window(window: int, kind: str, instructions: str) -> None:
-    """Positions in front of the window may be NaN, and their pages those of no lane."""
+    """Positions before the window may be NaN, and their pages those of no lane."""
     operands = inputs(kind, 3)
     expected, updated = jax.jit(partial(operation, kind, Devices(), window=window))(operands)
     result, caches = kernel(kind, operands, window=window, instructions=instructions)

@@ -118,7 +118,7 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
     )  # fmt: skip
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
     assert result.moved_in_a_turn < limit * a_turn
-    assert result.moved < a_turn, "no cache is turned in front of the loop"
+    assert result.moved < a_turn, "no cache is turned before the loop"
 
 
 @pytest.mark.parametrize(("lanes", "limit"), [(1, 1.6), (8, 1.3), (32, 1.35)])

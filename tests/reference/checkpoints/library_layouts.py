@@ -1,6 +1,6 @@
 """Matrices as bitsandbytes and torchao store them, by their formulas in float64.
 
-Each function returns the tensors of a matrix, with suffixes behind the name of its module, and exact numbers.
+Each function returns the tensors of a matrix, with suffixes after the name of its module, and exact numbers.
 """
 
 import json

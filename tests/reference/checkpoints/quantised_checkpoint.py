@@ -21,7 +21,7 @@ GROUP = 8
 
 
 class Quantised(NamedTuple):
-    """Tensors by suffix behind the name of the matrix or module, and exact numbers."""
+    """Tensors by suffix after the name of the matrix or module, and exact numbers."""
 
     tensors: dict[str, Stored]
     exact: np.ndarray

@@ -28,7 +28,7 @@ def load_with_head(directory: pathlib.Path) -> MtpDecoder:
 
 
 def head_logits(model: MtpDecoder, prompts: Sequence[Sequence[int]]) -> list[np.ndarray]:
-    """float32 [T-1, V] for each prompt: the head's logits behind every token but the first."""
+    """float32 [T-1, V] for each prompt: the head's logits after every token but the first."""
     graph, parameters = nnx.split(model)
     tokens = padded(prompts)
 

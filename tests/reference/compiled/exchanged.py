@@ -38,7 +38,7 @@ def by_hand(
         config: of the whole model.
         devices: that share lanes and model.
         lanes, tokens: of the whole step.
-        step: "generate" samples a token for each lane, "verify" one behind each token, "score" reads a text's tokens.
+        step: "generate" samples a token for each lane, "verify" one after each token, "score" reads a text's tokens.
         top: number of most likely tokens with log-probabilities in scoring.
     """
     mapping, lanes = Counter[Collective](), lanes // devices.data

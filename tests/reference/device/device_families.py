@@ -89,7 +89,7 @@ def _check(name: str, mode: str, expected: dict[str, np.ndarray], checked: dict[
     errors = {key: _error(numbers[key], expected[f"{name}/{key}"]) for key in ("scores", "logprobs")}
     mean = (numbers["greedy"] == expected[f"{name}/greedy"]).mean()
     figures = {**errors, "equal greedy tokens": float(mean), "tolerance": tolerance}
-    # behind a near tie completions and their log-probabilities are of other tokens
+    # after a near tie completions and their log-probabilities are of other tokens
     wrong = errors["scores"] > tolerance or (mean == 1 and errors["logprobs"] > tolerance) or mean < 0.5
     if wrong or not np.isfinite(errors["scores"]):
         raise Failure(f"expected differences of at most {tolerance}, got {figures}", figures)

@@ -61,7 +61,7 @@ class Records:
 
     @property
     def seconds_left(self) -> float:
-        """Seconds until the deadline; negative behind it."""
+        """Seconds until the deadline; negative after it."""
         return self.deadline - time.monotonic()
 
     def plan(self, names: Iterable[str]) -> None:

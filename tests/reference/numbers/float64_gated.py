@@ -179,7 +179,7 @@ class Float64GatedModel(Float64Checkpoint):
         return sum(share[:, None] * source for share, source in zip(softmax(scores).T, sources, strict=True))
 
     def _blocks(self, embedded: np.ndarray) -> np.ndarray:
-        """The mix behind the last layer."""
+        """The mix after the last layer."""
         done, partial = [embedded], None
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"

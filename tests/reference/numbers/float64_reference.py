@@ -196,7 +196,7 @@ class Float64Model(Float64Checkpoint):
         return self.normed(x, "mtp.norm")
 
     def mtp_logits(self, tokens: Sequence[int]) -> np.ndarray:
-        """[T-1, V]: the head's logits behind each token but the first."""
+        """[T-1, V]: the head's logits after each token but the first."""
         return self.mtp(tokens[1:], self.hidden(tokens)[0][:-1]) @ self.head.T
 
     def mtp_drafts(self, tokens: Sequence[int], count: int) -> list[int]:

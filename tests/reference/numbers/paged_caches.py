@@ -1,4 +1,4 @@
-"""KV caches as pages and by lane: consecutive pages behind the null page."""
+"""KV caches as pages and by lane: consecutive pages after the null page."""
 
 from collections.abc import Callable
 from typing import Any
@@ -9,7 +9,7 @@ from models import KV_BLOCK
 
 
 def in_pages(cache: Any) -> np.ndarray:
-    """Return caches [lane, kv_head, position, size] as pages behind a null page of NaN."""
+    """Return caches [lane, kv_head, position, size] as pages after a null page of NaN."""
     lanes, heads, context, size = cache.shape
     blocks = np.asarray(cache).reshape(lanes, heads, context // KV_BLOCK, KV_BLOCK, size).swapaxes(1, 2)
     pages = blocks.reshape(-1, heads, KV_BLOCK, size)

@@ -276,7 +276,7 @@ hybridlm verify --abstract --config config.json --mesh data=2,model=8
 
 Over `data` alone nothing is exchanged: `data=8` is eight times the first line of a table, with an eighth of its state.
 
-The time is the longer one of reading memory and of the products, and behind it that of exchanging:
+The time is the longer one of reading memory and of the products, and after it that of exchanging:
 
 * memory: all weights, the embedding only where it is the head too, experts as if every one were chosen; the recurrent
   state read and written, keys and values read. Products: two operations for each parameter and token, experts as often

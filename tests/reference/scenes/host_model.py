@@ -33,12 +33,12 @@ def digest(tokens: Sequence[int]) -> int:
 
 
 def following(tokens: Sequence[int]) -> int:
-    """Return the token that the model samples behind these."""
+    """Return the token that the model samples after these."""
     return 3 + digest(tokens) % 60
 
 
 def logprob(tokens: Sequence[int], target: int) -> float:
-    """Return the log-probability of a token behind these."""
+    """Return the log-probability of a token after these."""
     return -float(np.float32(digest([*tokens, target]) % 1000 / 100))
 
 

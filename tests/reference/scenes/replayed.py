@@ -36,7 +36,7 @@ class Replayed:
     Args:
         lm: the model; nothing is drafted.
         prompts: of the texts, each with settings; every second one is sampled.
-        most: tokens behind each prompt.
+        most: tokens after each prompt.
     """
 
     def __init__(self, lm: hybridlm.LM, prompts: Sequence[list[int]], limit: int):
@@ -112,7 +112,7 @@ class Scripted:
     Args:
         texts: all of them.
         pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and wrong ones
-            behind them (5 to 8), or a wrong one with right ones behind it (9). Which entry counts depends on the
+            after them (5 to 8), or a wrong one with right ones after it (9). Which entry counts depends on the
             tokens so far.
     """
 

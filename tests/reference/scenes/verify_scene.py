@@ -24,12 +24,12 @@ SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32",
 
 
 def own_table(lanes: int, context: int) -> np.ndarray:
-    """The table of consecutive pages for each lane, behind the null page."""
+    """The table of consecutive pages for each lane, after the null page."""
     return np.asarray(own_pages(lanes, own_page_count(lanes, context)))
 
 
 def moved(leaf: jax.Array, lanes: int, order: np.ndarray) -> jax.Array:
-    """Permute rows, or pages behind the null page, by lane."""
+    """Permute rows, or pages after the null page, by lane."""
     return jnp.asarray(of_lanes(leaf, lanes, lambda rows: rows[order]))
 
 
@@ -39,7 +39,7 @@ class Lane:
     Args:
         past: tokens before the step.
         certain: tokens of the step that are no drafts; none for an idle lane.
-        drafts: tokens behind them.
+        drafts: tokens after them.
         sampled: index of a request that draws with temperature 1; None for one that takes the most likely tokens.
     """
 
@@ -144,7 +144,7 @@ class Steps:
         return rows
 
     def one_by_one(self, scene: Scene) -> tuple[np.ndarray, Rows]:
-        """Return samples behind accepted tokens, and rows after consuming these tokens singly."""
+        """Return samples after accepted tokens, and rows after consuming these tokens singly."""
         rows, sampled = scene.rows, np.full((self.lanes, self.tokens), -1)
         owners = [lane.owner for lane in scene.lanes]
         for place in range(self.tokens):
@@ -165,7 +165,7 @@ class Steps:
         return self.read(noise, texts)
 
     def right_drafts(self, rows: Rows, lanes: Sequence[Lane], count: int) -> list[list[int]]:
-        """Tokens that each lane samples next, so many times, behind its certain tokens."""
+        """Tokens that each lane samples next, so many times, after its certain tokens."""
         drafts: list[list[int]] = [[] for _ in lanes]
         for _ in range(count):
             longer = [lane.but(certain=(*lane.certain, *tokens)) for lane, tokens in zip(lanes, drafts, strict=True)]
@@ -197,7 +197,7 @@ def scene_of(steps: Steps) -> Scene:
     correct = steps.right_drafts(rows, [lane.but(certain=(*lane.certain, *until_wrong)) for lane in begun], 1)
     lanes = [
         begun[0].but(drafts=right[0]),  # every draft right
-        begun[1].but(drafts=(*until_wrong, *correct[1])),  # a token sampled behind a wrong draft is also a wrong draft
+        begun[1].but(drafts=(*until_wrong, *correct[1])),  # a token sampled after a wrong draft is also a wrong draft
         begun[2].but(drafts=(wrong(right[2][0], vocab),)),  # one draft, wrong, in the second block of the cache
         begun[3],  # no drafts
         begun[4].but(certain=prompt),  # begins with as many tokens as the step has, and without drafts
@@ -225,7 +225,7 @@ def prompts_of(steps: Steps) -> Scene:
     begun = [Lane(p, tokens) for p, tokens in zip(histories, certain, strict=True)]
     right = steps.right_drafts(rows, begun[:5] + [begun[5].but(certain=())], 3)
     lanes = [
-        begun[0].but(drafts=(*right[0][:2], wrong(right[0][2], vocab))),  # goes on, and drafts behind its end
+        begun[0].but(drafts=(*right[0][:2], wrong(right[0][2], vocab))),  # goes on, and drafts after its end
         begun[1],  # begins
         begun[2].but(drafts=right[2][:3]),
         begun[3].but(certain=()),

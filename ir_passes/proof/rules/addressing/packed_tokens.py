@@ -440,16 +440,16 @@ def _selected(site: Site, operands: list[Value], result: Value) -> Value:
     mask, *cases = operands
     if len(cases) != 2:
         return result
-    same = mask.fact if isinstance(mask.fact, SameLane) and not mask.fact.padding else None
-    if same is not None and is_full(site, 0, (same.rows.axis, same.columns.axis)):
-        rows, columns = same.rows, same.columns
-        excluded_axes = [_tokens_of(value) for value in (mask, cases[not same.when])]
-        selected_axes = _tokens_of(cases[same.when])
+    pair_mask = mask.fact if isinstance(mask.fact, SameLane) and not mask.fact.padding else None
+    if pair_mask is not None and is_full(site, 0, (pair_mask.rows.axis, pair_mask.columns.axis)):
+        rows, columns = pair_mask.rows, pair_mask.columns
+        excluded_axes = [_tokens_of(value) for value in (mask, cases[not pair_mask.when])]
+        selected_axes = _tokens_of(cases[pair_mask.when])
         if selected_axes is None or any(axes is None or not axes <= {rows} for axes in excluded_axes):
             return result
         if not selected_axes <= {rows, columns}:
             return result
-        number = _literal(site, site.eqn.invars[2 - same.when])
+        number = _literal(site, site.eqn.invars[2 - pair_mask.when])
         masked = MaskedOut(rows, columns, number == 0) if number in (0, -math.inf) else None
         return result.replace(owner=rows, fact=masked)
     finite = mask.fact

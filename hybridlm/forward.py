@@ -193,7 +193,7 @@ def in_order(params: Mapping[str, Parameter], expected: Mapping[str, Parameter])
     """Return the parameters in the order of `expected`; raises TypeError or ValueError for others."""
     if set(params) != set(expected):
         raise ValueError(f"params: expected the names of lm.params, differ by {set(params) ^ set(expected)}")
-    shapes = {name: (list(expected[name].shape), list(np.shape(params[name]))) for name in expected}
+    shapes = {name: (list(expected[name].shape), list(getattr(params[name], "shape", ()))) for name in expected}
     if faults := [f"{name}: expected {want}, got {got}" for name, (want, got) in shapes.items() if want != got]:
         raise ValueError(f"params: expected the shapes of lm.params; {'; '.join(faults)}")
     plain = {name: value for name, value in params.items() if not isinstance(value, LinearWeight)}

@@ -244,7 +244,7 @@ def _take_structured_outputs(body: Fields) -> Any:
     if form == {"type": "json_object"}:
         forms.append(("response_format", {"json_object": True}))
     elif form == {"type": "json_schema", "json_schema": schema} and _is_named_schema(schema):
-        forms.append(("response_format", {"json": schema["schema"]}))
+        forms.append(("response_format", {"json": form["json_schema"]["schema"]}))
     elif form != {"type": "text"}:
         kinds = '{"type": "text"}, {"type": "json_object"} or {"type": "json_schema", "json_schema": {"schema": {...}}}'
         body.fault(f"response_format: expected {kinds}, got {shown(form)}")

@@ -40,7 +40,7 @@ def form_of(fields: Mapping[str, Any]) -> str:
         raise ValueError(f"expected exactly one of {', '.join(FORMS)}, got {names}; remove the others, or write null")
     if (present[0] == "prompt") != (fields.get("completion") is not None):
         raise ValueError("expected prompt and completion together, got one of them")
-    mask = fields.get(MASK)
+    mask: Any = fields.get(MASK)
     mask = mask.tolist() if hasattr(mask, "tolist") else mask  # of NumPy, PyTorch and JAX
     if present[0] == "input_ids" and isinstance(mask, list | tuple) and 0 in mask:
         raise ValueError(

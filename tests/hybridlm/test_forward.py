@@ -134,13 +134,14 @@ def test_arrays_of_other_shapes_are_refused(text_lm: hybridlm.LM) -> None:
     states = text_lm.forward(TOKENS, return_states=True).states
     assert states is not None
     params = text_lm.params | {"norm.weight": text_lm.params["norm.weight"][:1]}
+    wide: Any = text_lm.params | {"norm.weight": np.asarray(text_lm.params["norm.weight"], np.float64)}
     for run in (text_lm.forward, text_lm.logits):
         with pytest.raises(
             ValueError, match=r"params: expected the shapes of lm.params; norm.weight: expected \[\d+\], "
         ):
             run(TOKENS, params=params)
         with pytest.raises(TypeError, match=r"params: expected arrays of float32, .* for norm.weight$"):
-            run(TOKENS, params=text_lm.params | {"norm.weight": np.asarray(text_lm.params["norm.weight"], np.float64)})
+            run(TOKENS, params=wide)
     for change in (lambda x: x[:, :1], lambda x: x.astype(jnp.float16)):
         layers = jax.tree.map(change, states.layers)
         with pytest.raises(ValueError, match=r"state: layers\[0\]\[0\].*expected float32.*behind the lanes, got f"):

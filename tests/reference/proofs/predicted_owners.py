@@ -405,8 +405,8 @@ def _faults_of(
         case SharedPadding(layout, axis) if layout in reality.segments:
             segment, base = reality.segments[layout], reality.claims.base
             rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
-            pair = padding & padding[base] if rows.shape[1] == padding.shape[1] else np.zeros_like(padding)
-            if (_by_row(differing(rows, rows[base]))[:, : pair.shape[1]] & pair).any():
+            same_length = rows.shape[1] == padding.shape[1]
+            if same_length and (_by_row(differing(rows, rows[base])) & padding & padding[base]).any():
                 yield "has padding that is not shared"
         case Finite(excluded):
             if is_one_of(array, excluded).any():

@@ -349,7 +349,7 @@ def test_system_message_of_a_chat(lm: hybridlm.LM):
 def test_tools_of_a_chat(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     tools, chat = tmp_path / "tools.json", (*GENERATE, "--chat", "--tools", tmp_path / "tools.json")
     tools.write_text('[{"type": "function", "function": {"name": "look"}}]')
-    assert "tools: the chat template of this checkpoint does not show them" in refused(*chat, "Hi!")
+    assert "tools: the chat template does not read this" in refused(*chat, "Hi!")
     assert lm.tokenizer is not None
     template = "{% for tool in tools %}{{ tool.function.name }}{% endfor %}{{ messages[0].content }}"
     shows = Tokenizer(lm.tokenizer._backend, lm.tokenizer.special_tokens, {"default": template})

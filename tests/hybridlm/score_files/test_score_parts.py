@@ -153,7 +153,7 @@ def test_input_changed_meanwhile(texts: Path):
         write_lines(texts, reversed(LINES))
         return score(ids)
 
-    with pytest.raises(ValueError, match=r"in\.jsonl: was changed while it was read"):
+    with pytest.raises(ValueError, match=r"in\.jsonl: was changed during the run"):
         run_toy(toy(changing), texts, texts.with_name("out.jsonl"), window=3)
     assert not texts.with_name("out.jsonl").exists()
 

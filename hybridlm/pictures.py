@@ -171,7 +171,8 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
         lengths = jnp.broadcast_to(length, (groups,))
         valid = jnp.arange(group, dtype=jnp.int32)[None] < lengths[:, None]
         never = jnp.zeros((groups,), bool)
-        info = LaneInfo(lengths, lengths, valid, never, 0)
+        positions = jnp.broadcast_to(number * group, (groups,))  # for keys that are rotated by position
+        info = LaneInfo(lengths, positions, valid, never, 0)
         wide = jax.tree.map(lambda leaf: jnp.broadcast_to(leaf[None], (groups, *leaf.shape)), tokens)
         _, next_state = mixer.recur(wide, info, state)
         begun = jnp.arange(groups, dtype=jnp.int32) <= number

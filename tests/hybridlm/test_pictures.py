@@ -70,6 +70,10 @@ def test_arguments_are_checked(text_lm: hybridlm.LM) -> None:
         state_history(text_lm, [97])
 
 
+BEGIN_WITH_A_RECURRENCE = {"zamba2_base": [0]}
+"""Layers in the history where others have a state: Mamba2 after a shared block reads its output, too."""
+
+
 @pytest.mark.long
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_family(tmp_path: Path, name: str) -> None:
@@ -91,7 +95,7 @@ def test_every_family(tmp_path: Path, name: str) -> None:
             state_history(lm, tokens)
         return
     history = state_history(lm, tokens, group=8)
-    assert history.layers.tolist() == sorted(matrices)
+    assert history.layers.tolist() == BEGIN_WITH_A_RECURRENCE.get(name, sorted(matrices))
     expected = np.stack([np.linalg.norm(matrices[layer], axis=(1, 2)) for layer in history.layers])
     np.testing.assert_allclose(history.norms[:, -1], expected, rtol=1e-3)
     assert (history.written.sum(2) >= history.norms * (1 - 1e-3)).all()

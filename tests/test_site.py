@@ -4,6 +4,7 @@ import json
 import os
 import re
 import shutil
+import signal
 import subprocess
 import sys
 import threading
@@ -108,11 +109,12 @@ def visit(site: Path, addresses: list[str], width: int, folder: Path) -> dict[st
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
         command += [f"--window-size={width},900", "--remote-debugging-port=0"]
         first = f"http://127.0.0.1:{server.server_port}{server.next_page()}"
-        browser = subprocess.Popen([*command, first], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
+        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+        browser = subprocess.Popen([*command, first], start_new_session=True, **silent)
         try:
             assert server.finished.wait(MAX_SECONDS), f"no answer after {sorted(server.results)}"
         finally:
-            browser.terminate()
+            os.killpg(browser.pid, signal.SIGTERM)  # Debian's command is a script that starts the browser
             browser.wait()
             server.shutdown()
     return server.results

@@ -109,8 +109,8 @@ def visit(site: Path, addresses: list[str], width: int, folder: Path) -> dict[st
         command = [program, "--headless", "--no-sandbox", "--disable-gpu", f"--user-data-dir={folder / 'profile'}"]
         command += [f"--window-size={width},900", "--remote-debugging-port=0"]
         first = f"http://127.0.0.1:{server.server_port}{server.next_page()}"
-        silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
-        browser = subprocess.Popen([*command, first], start_new_session=True, **silent)
+        none = subprocess.DEVNULL
+        browser = subprocess.Popen([*command, first], stdout=none, stderr=none, start_new_session=True)
         try:
             assert server.finished.wait(MAX_SECONDS), f"no answer after {sorted(server.results)}"
         finally:

@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import pytest
 from certificate_table import GOLDEN, NAMES
+from paged_shapes import paged
 
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
@@ -29,7 +30,7 @@ def test_traces_of_steps_have_no_float_of_64_bits(name: str) -> None:
     engine = abstract_engine(
         GOLDEN / name / "config.json", EngineConfig(lanes=2, context=512, dtype="float32", chunk=8, kernels="off")
     )
-    for shape in map(engine.paged, SHAPES):
+    for shape in (paged(engine, shape) for shape in SHAPES):
         step, _ = engine.programs.step(shape)
         example_arguments: Any = engine.example_arguments(shape)
         with jax.enable_x64(True), jax.numpy_dtype_promotion("standard"):

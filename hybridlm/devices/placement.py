@@ -127,6 +127,8 @@ class Placement:
 
         On one device the call of a program does it in a tenth of the time.
         """
+        if self.mesh is None:
+            return inputs
         leaves, tree = jax.tree.flatten(inputs)
         host = [leaf for leaf in leaves if not isinstance(leaf, jax.Array)]
         placed = iter(self._put(host, list(map(self.of_operand, host))))

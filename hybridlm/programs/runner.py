@@ -167,17 +167,17 @@ class OneProcess(Runner):
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Dispatch the step; donate the pool's arrays."""
-        inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
+        inputs = self.placement.put(step.inputs)
         return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings
     def move(self, step: Move, examples: Examples) -> None:
-        maps, program = self.placement.put_whole(tuple(step.maps)), self.compiled(step.shape, examples)
+        maps, program = self.placement.put_whole(tuple(step.maps)), self.programs.compiled(step.shape, examples)
         step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
     @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        operands = operands if self.placement.mesh is None else self.placement.put(operands)
+        operands = self.placement.put(operands)
         pool.put(*self._call(self.programs.compiled(shape, examples), pool.take(), *operands))
 
     def _call(self, program: Any, *args: Any) -> Any:

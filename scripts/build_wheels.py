@@ -213,8 +213,8 @@ def check_all(wheels: list[Path]) -> None:
 
     Raises SystemExit where they differ by more than `TOLERANCE`.
     """
-    expected, *others = [check(wheel) for wheel in wheels]
-    for wheel, logprobs in zip(wheels[1:], others, strict=True):
+    expected, *scores = [check(wheel) for wheel in wheels]
+    for wheel, logprobs in zip(wheels[1:], scores, strict=True):
         worst = max(abs(value - other) for value, other in zip(expected, logprobs, strict=True))
         message = f"{wheel.name}: int8 log-probabilities within {worst:.0e} of those of {wheels[0].name}"
         print(message)
@@ -230,8 +230,8 @@ def main() -> int:
     options = parser.parse_args()
     if options.folder.exists() and any(options.folder.iterdir()):
         parser.error(f"{options.folder} is not empty: give another folder, or delete it")
-    others = [machine for machine in MACHINES if machine != platform.machine()]
-    programs = [*(f"qemu-{machine}" for machine in others), "apt-get", "dpkg-deb"] if options.emulate else []
+    emulated = [machine for machine in MACHINES if machine != platform.machine()]
+    programs = [*(f"qemu-{machine}" for machine in emulated), "apt-get", "dpkg-deb"] if options.emulate else []
     if missing := [program for program in programs if shutil.which(program) is None]:
         parser.error(
             f"--emulate: expected {', '.join(programs)} on the path, missing {', '.join(missing)}; install the package "
@@ -241,7 +241,7 @@ def main() -> int:
     for path in paths:
         print(f"{path.stat().st_size / 1e6:6.1f} MB  {path}", flush=True)
     if options.check or options.emulate:
-        machines = {"any", platform.machine(), *(others if options.emulate else ())}
+        machines = {"any", platform.machine(), *(emulated if options.emulate else ())}
         check_all([path for path in paths[1:] if machine_of(path) in machines])
     return 0
 

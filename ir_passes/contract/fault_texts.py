@@ -47,7 +47,7 @@ def other_lengths(sizes: Mapping[str, int], is_packed: bool) -> str:
 
 
 def other_array(bound: Any, lanes: int, dtype: Any, shape: tuple[int, ...] | None = None) -> str:
-    """Return the message for another dtype or shape; `shape` None: of a page table."""
+    """Return the message for a wrong dtype or shape; page tables have no `shape`."""
     has_pages = type(bound.entry).__name__ == "SlotMap" and len(bound.shape) > 1 and bound.shape[0] == lanes
     hint = "; several pages for each lane are a PageTable" if has_pages else ""
     if not hint and bound.dtype != dtype and is_integer(bound.dtype):

@@ -174,7 +174,7 @@ class StepPart:
 
 
 class BlockGuessFailed(Exception):
-    """A step works on another part of an array, the argument, than guessed, or reads another step's scratch."""
+    """A step uses another part of the argument, an array, than guessed, or another step's scratch."""
 
 
 def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:

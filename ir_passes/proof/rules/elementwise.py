@@ -58,8 +58,8 @@ def _unless_unchanged(arithmetic: Rule) -> Rule:
 
     def apply(site: Site, *operands: Value) -> list[Value]:
         has_one_result = len(operands) <= 2 and len(site.eqn.outvars) == 1
-        same = unchanged(site, *operands) if has_one_result else None
-        return arithmetic(site, *operands) if same is None else [same]
+        value = unchanged(site, *operands) if has_one_result else None
+        return arithmetic(site, *operands) if value is None else [value]
 
     return apply
 

@@ -130,7 +130,7 @@ def test_attend_equals_softmax_over_earlier_positions(
 )
 @pytest.mark.parametrize("window", [1, 127, 128, 200, 5 * KV_BLOCK])
 def test_attend_within_a_window_equals_softmax_over_its_positions(window: int, platform: str, kernels: str) -> None:
-    """Lanes at different positions; NaN after the tokens, before the first one's window, and in other pages."""
+    """Lanes have different positions; NaN fills later tokens, positions before the window, and other pages."""
     rng, blocks, sizes = np.random.default_rng(window), 5, (16, 32)
     first, count = np.array([0, 3, 126, 131, 260, 5 * KV_BLOCK - 3], np.int32), 3
     lanes = len(first)

@@ -33,7 +33,7 @@ def draw(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def _move(rng: np.random.Generator, length: int) -> Move:
-    """Return a move along the first axis, of an array and a filler."""
+    """Return a function of an array and a filler that moves rows along the first axis."""
     by, begin = int(rng.integers(1, 3)), int(rng.integers(0, min(3, length)))
     end, stride, gap = int(rng.integers(begin + 1, length + 1)), int(rng.choice([1, 1, 2])), int(rng.choice([0, 0, 1]))
     filled = lambda x, filler: jnp.full((by, *x.shape[1:]), filler, x.dtype)

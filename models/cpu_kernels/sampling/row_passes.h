@@ -97,18 +97,29 @@ inline void exponentials(const float* logits, int64_t count, float temperature, 
   for (int64_t k = 0; to == made && k < count; ++k) powers[k] = made[k];
 }
 
-inline double sum_of_exponentials(const float* logits, int64_t vocab, float temperature, float highest) {
-  alignas(64) float spare[GROUP_TOKENS], columns[COLUMNS];
+inline double sum_of_columns(const Floats* sums) {
+  alignas(64) float columns[COLUMNS];
+  for (int64_t k = 0; k < COLUMNS / STEP; ++k) store(columns + k * STEP, sums[k]);
   double total = 0.0;
+  for (int64_t k = 0; k < COLUMNS; ++k) total += columns[k];
+  return total;
+}
+
+inline Weights weights(const float* logits, int64_t vocab, float temperature, float highest, float least) {
+  alignas(64) float spare[GROUP_TOKENS];
+  Weights totals = {};
   for (int64_t first = 0; first < vocab; first += GROUP_TOKENS) {
     const float* x = whole_group(logits + first, tokens_of(first, vocab), spare);
-    Floats sums[COLUMNS / STEP] = {};
-    for (int64_t k = 0; k < GROUP_TOKENS; k += STEP)
-      sums[k % COLUMNS / STEP] += power_of(load(x + k), temperature, highest);
-    for (int64_t k = 0; k < COLUMNS / STEP; ++k) store(columns + k * STEP, sums[k]);
-    for (int64_t k = 0; k < COLUMNS; ++k) total += columns[k];
+    Floats all[COLUMNS / STEP] = {}, above[COLUMNS / STEP] = {};
+    for (int64_t k = 0; k < GROUP_TOKENS; k += STEP) {
+      const Floats next = load(x + k), power = power_of(next, temperature, highest);
+      all[k % COLUMNS / STEP] += power;
+      above[k % COLUMNS / STEP] += next / temperature > least ? power : Floats{};
+    }
+    totals.all += sum_of_columns(all);
+    totals.above += sum_of_columns(above);
   }
-  return total;
+  return totals;
 }
 
 template <int BITS>
@@ -152,7 +163,7 @@ inline void random_words(const uint32_t* key, int64_t first, int64_t count, uint
   }
 }
 
-constexpr RowPasses row_passes = {group_maxima, sum_of_exponentials, exponentials, random_words};
+constexpr RowPasses row_passes = {group_maxima, weights, exponentials, random_words};
 
 }  // namespace
 

@@ -8,11 +8,16 @@
 // Adjacent tokens with one maximum; a multiple of the numbers of a vector. The last group may be shorter.
 constexpr int64_t GROUP_TOKENS = 64;
 
+// Sums of the weights of all tokens, and of those with a scaled logit above a number.
+struct Weights {
+  double all, above;
+};
+
 struct RowPasses {
   // Write the maximum of each group; return whether a logit is NaN.
   bool (*group_maxima)(const float* logits, int64_t vocab, float* maxima);
-  // Return the sum of exp(logits[i] / temperature - highest), each term at most 1.
-  double (*sum_of_exponentials)(const float* logits, int64_t vocab, float temperature, float highest);
+  // Return the sums of exp(logits[i] / temperature - highest), each term at most 1.
+  Weights (*weights)(const float* logits, int64_t vocab, float temperature, float highest, float least);
   // Write exp(logits[i] / temperature - highest) of `count` tokens, at most 1 each.
   void (*exponentials)(const float* logits, int64_t count, float temperature, float highest, float* powers);
   // Write the random words of `count` tokens from the token `first`: threefry2x32 of (0, token), both halves combined.

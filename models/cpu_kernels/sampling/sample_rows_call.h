@@ -54,15 +54,19 @@ class ScaledRow {
     float cutoff = -std::numeric_limits<float>::infinity();
     const bool by_k = top_k > 0 && top_k < vocab_;
     if (by_k) cutoff = cutoff_of_rank(top_k);
-    if (top_p < 1.0f) {
+    if (top_p < 1.0f && by_k) {
       double total = 0.0;
-      if (by_k)
-        for_each_weight(cutoff, [&](float, float weight) { total += weight; });
-      else
-        total = passes_.sum_of_exponentials(logits_, vocab_, temperature_, highest_);
+      for_each_weight(cutoff, [&](float, float weight) { total += weight; });
       cutoff = std::max(cutoff, cutoff_of_weight(cutoff, top_p, total));
+    } else if (top_p < 1.0f) {
+      // The winner of all tokens also wins among those that top_p keeps, if it is one of them. No sort finds that out,
+      // unless the sum of larger weights is too near to top_p.
+      const int64_t token = sample_above(cutoff, min_p);
+      const Weights sums = passes_.weights(logits_, vocab_, temperature_, highest_, scaled(token));
+      if (sums.above < top_p * sums.all * (1.0 - 1e-5)) return token;
+      cutoff = cutoff_of_weight(cutoff, top_p, sums.all);
     }
-    return sample_from(min_p > 0.0f ? std::max(cutoff, at_least_weight(min_p)) : cutoff, min_p);
+    return sample_above(cutoff, min_p);
   }
 
  private:
@@ -160,6 +164,10 @@ class ScaledRow {
   }
   // Upper bound of the noise.
   static constexpr float MAX_NOISE = 16.0f;
+
+  int64_t sample_above(float cutoff, float min_p) const {
+    return sample_from(min_p > 0.0f ? std::max(cutoff, at_least_weight(min_p)) : cutoff, min_p);
+  }
 
   // The first token with the largest sum of scaled logit and noise, among those of at least `least` and the most likely
   // token. Groups are skipped if none of their tokens can win with the largest noise, tokens if their random word is

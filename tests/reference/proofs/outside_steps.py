@@ -39,8 +39,7 @@ class Leaks(NamedTuple):
     run: Callable[..., Any]
 
 
-def numbers(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape) * 0.5, jnp.float32)
+numbers = lambda *shape: jnp.asarray(np.random.default_rng(0).normal(size=shape) * 0.5, jnp.float32)
 
 
 x, cu, slots = numbers(T, D), jnp.array([0, 4, 5, 8], jnp.int32), jnp.array([2, 5, 1], jnp.int32)
@@ -68,24 +67,11 @@ PAGED = (
 LANES = ((numbers(N, D), jnp.array([3, 1, 5], jnp.int32)), (Lane(), Lane()), Lane())
 
 
-def ids(c):
-    return jnp.searchsorted(c[1:], t, side="right")
-
-
-def own(c):
-    return jnp.clip(ids(c), 0, N - 1)
-
-
-def first(c):
-    return t == c[own(c)]
-
-
-def position(c):
-    return t - c[own(c)]
-
-
-def scanned(op, *operands):
-    return lax.associative_scan(op, operands)[-1]
+ids = lambda c: jnp.searchsorted(c[1:], t, side="right")
+own = lambda c: jnp.clip(ids(c), 0, N - 1)
+first = lambda c: t == c[own(c)]
+position = lambda c: t - c[own(c)]
+scanned = lambda op, *operands: lax.associative_scan(op, operands)[-1]
 
 
 def recurrence(x, resets, reverse=False):
@@ -94,8 +80,7 @@ def recurrence(x, resets, reverse=False):
     )[1]
 
 
-def restarted(left, right):
-    return left[0] | right[0], jnp.where(right[0][:, None], right[1], left[1] * 0.9 + right[1])
+restarted = lambda left, right: (left[0] | right[0], jnp.where(right[0][:, None], right[1], left[1] * 0.9 + right[1]))
 
 
 def gated(left, right):
@@ -107,12 +92,8 @@ def gated(left, right):
     )
 
 
-def of_one_id(left, right):
-    return right[0], jnp.where((left[0] == right[0])[:, None], left[1] + right[1], right[1])
-
-
-def continued(left, right):
-    return left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1])
+of_one_id = lambda left, right: (right[0], jnp.where((left[0] == right[0])[:, None], left[1] + right[1], right[1]))
+continued = lambda left, right: (left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1]))
 
 
 def scan_with_zero_decay(x, c):
@@ -288,16 +269,9 @@ cases(
 cases(PACKED, OF_TOKENS, softmax_of_each_sequence=softmax_of_each_sequence)
 
 
-def places(c):
-    return c[:-1, None] + jnp.arange(WIDE)
-
-
-def before_the_end(c):
-    return places(c) < c[1:, None]
-
-
-def within(c):
-    return jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
+places = lambda c: c[:-1, None] + jnp.arange(WIDE)
+before_the_end = lambda c: places(c) < c[1:, None]
+within = lambda c: jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
 
 
 def tiles(mask=within, index=places, last=T - 1, clip=True):
@@ -319,8 +293,7 @@ def tiles_scattered_flat(guard):
     return run
 
 
-def sliced(x, start):
-    return lax.dynamic_slice(jnp.pad(x, ((0, WIDE), (0, 0))), (start, 0), (WIDE, D))
+sliced = lambda x, start: lax.dynamic_slice(jnp.pad(x, ((0, WIDE), (0, 0))), (start, 0), (WIDE, D))
 
 
 cases(
@@ -373,8 +346,7 @@ cases(
 )  # fmt: skip
 
 
-def tokens_of(x, start, stop, state):
-    return lax.fori_loop(start, stop, lambda t, h: h * 0.9 + x[t], state)
+tokens_of = lambda x, start, stop, state: lax.fori_loop(start, stop, lambda t, h: h * 0.9 + x[t], state)
 
 
 def token_loop_in_a_scan(x, c, h0):
@@ -396,8 +368,7 @@ def token_scan_with_a_mask(x, c, h0):
     return lax.map(lane, jnp.arange(N))
 
 
-def sum_between(x, start, stop):
-    return jnp.where(((t >= start) & (t < stop))[:, None], x, 0).sum(0)
+sum_between = lambda x, start, stop: jnp.where(((t >= start) & (t < stop))[:, None], x, 0).sum(0)
 
 
 def lanes_in_turn(state):

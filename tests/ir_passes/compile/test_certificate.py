@@ -78,13 +78,6 @@ def test_round_trip() -> None:
     assert Certificate.from_json(json.dumps(json.loads(item.to_json()))) == item
 
 
-def test_it_prints_one_line() -> None:
-    item = certificate(faults=(Statement("frame", "", "a & b"),))
-    assert repr(item).startswith(f"Certificate({item.step}: NOT CERTIFIED, {item.lanes} lanes, ")
-    assert "1 faults" in repr(item) and "\n" not in repr(item) and len(repr(certificate())) < 200
-    assert repr(certificate()).startswith(f"Certificate({item.step}: certified")
-
-
 def test_notebooks_show_it_escaped() -> None:
     page = certificate(step="<b>step", faults=(Statement("frame", "", "a & b"),))._repr_html_()
     assert "<b>step" not in page and "&lt;b&gt;step" in page and "<tags>" not in page and "a &amp; b" in page
@@ -184,11 +177,6 @@ def with_plan(format: int) -> str:
 def test_text_that_is_no_certificate(text: str | bytes, message: str) -> None:
     with pytest.raises(RecordError, match=message):
         Certificate.from_json(text)
-
-
-def test_whole_seconds_are_seconds() -> None:
-    text = certificate(seconds=Seconds(*[1.0] * 6)).to_json().replace("1.0", "1")
-    assert Certificate.from_json(text).seconds.prove == 1.0
 
 
 @pytest.mark.parametrize(("path", "value"), [

@@ -11,7 +11,7 @@ import pytest
 import hybridlm
 from hybridlm.requests.sampling_params import SamplingParams, Settings, with_settings
 from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.requests.validation import check_length, located, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import located, resolve, to_items, to_token_ids
 from hybridlm.text.chat_template import ChatTemplateError
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -96,12 +96,6 @@ def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> Non
 def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(ValueError, match=r"texts\[1\]: got text, but the checkpoint has no tokenizer.json"):
         to_token_ids("text", "texts[1]", None, VOCAB)
-
-
-def test_length() -> None:
-    check_length(range(8), "prompts[2]", 8)
-    with pytest.raises(ValueError, match=r"prompts\[2\]: has 9 tokens, the context holds 8; shorten it or load with"):
-        check_length(range(9), "prompts[2]", 8)
 
 
 MODEL: dict[str, Any] = {"end_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}

@@ -269,13 +269,6 @@ def test_batch(tmp_path: Path, name: str, output: str) -> None:
     assert "custom_id: is used twice, first in " in messages[2]
 
 
-@pytest.mark.parametrize("name", ["in.tsv", "in.csv.zip", "in.gz"])
-def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
-    write_lines(tmp_path / name, [{"text": "a"}])
-    with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl, \.jsonl\.gz, \.csv"):
-        run_toy(TOY, tmp_path / name, tmp_path / "out.jsonl")
-
-
 def test_means_of_divergence_from_each_format(tmp_path: Path) -> None:
     fields = {"token_ids": [1, 2, 3], **dict.fromkeys(MEANS, 0.25)}
     rows = [{"id": "a", **fields}, {"id": "b", "error": "wrong"}, {"id": "c", "token_ids": [1]}]

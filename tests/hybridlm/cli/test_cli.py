@@ -135,17 +135,10 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "with --json only" in refused(*GENERATE, "Ada", "--prompt-logprobs", "1", status=2)
     assert rows(output) == [
         {
-            "prompt": index // 2,
-            "completion": index % 2,
-            "id": ["a", None, 3][index // 2],
+            "prompt": index // 2, "completion": index % 2, "id": ["a", None, 3][index // 2],
             "text": f"{index}é",
-            "reasoning": None,
-            "answer": None,
-            "finish_reason": "stop",
-            "token_ids": [7, 8],
-            "prompt_token_ids": [index],
-            "seed": None,
-            "logprobs": [-0.5, None],
+            "reasoning": None, "answer": None, "finish_reason": "stop", "token_ids": [7, 8],
+            "prompt_token_ids": [index], "seed": None, "logprobs": [-0.5, None],
             "top_logprobs": [
                 [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],
                 [{"token_id": 3, "logprob": -0.1}, {"token_id": 7, "logprob": None}],
@@ -153,7 +146,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "prompt_logprobs": [None, [{"token_id": 7, "logprob": -0.5}]],
         }
         for index in range(6)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -256,38 +249,34 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
 TWO_FILES = ("in.jsonl", "out.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
-        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
-        (("generate", "A", "--n", "0"), "n: expected"),
-        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
-        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (
-            ("score", "in.jsonl", "out.tsv"),
-            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
-        ),
-        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
-        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
-        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
-        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
-        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
-        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
-        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
-        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
-        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
-        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
-        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
-        (("bench", "--json", "no/figures.json"), "no: no such directory"),
-        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
-        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
-        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
-    ],
-    ids=lambda case: "-".join(case) if isinstance(case, tuple) else "",
-)
+@pytest.mark.parametrize(("arguments", "fault"), [
+    (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+    (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+    (("generate", "A", "--n", "0"), "n: expected"),
+    (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+    (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (
+        ("score", "in.jsonl", "out.tsv"),
+        "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
+    ),
+    (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
+    (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+    (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+    (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+    (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+    (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+    (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+    (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+    (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+    (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
+    (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+    (("bench", "--json", "no/figures.json"), "no: no such directory"),
+    (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+    (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+    (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+], ids=lambda case: "-".join(case) if isinstance(case, tuple) else "")  # fmt: skip
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -339,18 +328,15 @@ def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
     assert "no tokenizer.json" in refused(*GENERATE, "--chat", "Ada")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
-        (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
-        (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
-        (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
-        ([], "", "error: standard input: has no prompts\n"),
-        ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
-        ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "stdin", "message"), [
+    (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
+    (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
+    (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
+    (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
+    ([], "", "error: standard input: has no prompts\n"),
+    ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+    ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
+])  # fmt: skip
 def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
     assert message in refused(*GENERATE, *arguments, stdin=stdin)
 

@@ -59,31 +59,21 @@ def test_commands_have_every_option_with_help() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "field"),
-    [
-        ({"lanes": None}, ValueError, "lanes: "),
-        ({"lanes": 0, "chunk": 5}, ValueError, "lanes: expected a whole number of at least 1, got 0"),
-        ({"lanes": 2.0}, ValueError, "lanes: "),
-        ({"lanes": True}, ValueError, "lanes: "),
-        ({"context": "16"}, ValueError, "context: "),
-        ({"dtype": np.float32}, ValueError, "dtype: "),
-        ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
-        ({"context": 8, "chunk": 9}, ValueError, "chunk: "),
-        ({"certify": True}, ValueError, "certify: "),
-        ({"compilation_cache": True}, ValueError, "compilation_cache: "),
-        ({"compilation_cache": ""}, ValueError, "compilation_cache: "),
-        ({"speculate": 4}, TypeError, "speculate: "),
-        ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
-        ({"draft_tokens": 0}, ValueError, "draft_tokens: "),
-        ({"draft_tokens": True}, ValueError, "draft_tokens: "),
-        ({"draft_tokens": 2.0}, ValueError, "draft_tokens: "),
-        ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
-        ({"kernels": "on"}, ValueError, "kernels: "),
-        ({"dequantise": "int8"}, ValueError, "dequantise: "),
-        ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "field"), [
+    ({"lanes": None}, ValueError, "lanes: "),
+    ({"lanes": 0, "chunk": 5}, ValueError, "lanes: expected a whole number of at least 1, got 0"),
+    ({"lanes": 2.0}, ValueError, "lanes: "), ({"lanes": True}, ValueError, "lanes: "),
+    ({"context": "16"}, ValueError, "context: "), ({"dtype": np.float32}, ValueError, "dtype: "),
+    ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
+    ({"context": 8, "chunk": 9}, ValueError, "chunk: "), ({"certify": True}, ValueError, "certify: "),
+    ({"compilation_cache": True}, ValueError, "compilation_cache: "),
+    ({"compilation_cache": ""}, ValueError, "compilation_cache: "), ({"speculate": 4}, TypeError, "speculate: "),
+    ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
+    ({"draft_tokens": 0}, ValueError, "draft_tokens: "), ({"draft_tokens": True}, ValueError, "draft_tokens: "),
+    ({"draft_tokens": 2.0}, ValueError, "draft_tokens: "), ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
+    ({"kernels": "on"}, ValueError, "kernels: "), ({"dequantise": "int8"}, ValueError, "dequantise: "),
+    ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
+])  # fmt: skip
 def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], error: type[Exception], field: str) -> None:
     with pytest.raises(error, match=f"^{field}"):
         EngineConfig(**options)

@@ -134,19 +134,16 @@ def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert "The step is score 2x4 of 2 (lanes x tokens)." in result.output and "1 of 4 steps failed" in result.output
 
 
-@pytest.mark.parametrize(
-    ("options", "message"),
-    [
-        ((), "expected --model, or --config with --abstract, got neither"),
-        (("--config", "c.json"), "--config: a config.json without its weights can only be verified with --abstract"),
-        (("--model", "m", "--config", "c.json"), "--model and --config: expected one of them, got both"),
-        (("--model", "m", "--config", "c.json", "--abstract"), "expected one of them, got both"),
-        (("--abstract",), "--abstract: expected --config, the path of a config.json, got neither"),
-        (("--abstract", "--model", "m"), "--abstract: expected --config, the path of a config.json, got --model"),
-        (("--abstract", "--config", "c.json", "--out", "d"), "--out: a certificate is of a compiled step"),
-        (("--abstract", "--config", "missing.json"), "missing.json: expected a file, found none"),
-    ],
-)
+@pytest.mark.parametrize(("options", "message"), [
+    ((), "expected --model, or --config with --abstract, got neither"),
+    (("--config", "c.json"), "--config: a config.json without its weights can only be verified with --abstract"),
+    (("--model", "m", "--config", "c.json"), "--model and --config: expected one of them, got both"),
+    (("--model", "m", "--config", "c.json", "--abstract"), "expected one of them, got both"),
+    (("--abstract",), "--abstract: expected --config, the path of a config.json, got neither"),
+    (("--abstract", "--model", "m"), "--abstract: expected --config, the path of a config.json, got --model"),
+    (("--abstract", "--config", "c.json", "--out", "d"), "--out: a certificate is of a compiled step"),
+    (("--abstract", "--config", "missing.json"), "missing.json: expected a file, found none"),
+])  # fmt: skip
 def test_options_that_contradict_each_other(options: tuple[str, ...], message: str) -> None:
     result = run(*options)
     assert result.exit_code == 1 and message in result.output

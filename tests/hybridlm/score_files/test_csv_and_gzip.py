@@ -155,14 +155,10 @@ def test_cell_that_is_no_list_of_ids(tmp_path: Path, cell: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"", "expected a column text or "),
-    (b"title\na\n", "expected a column text or .*found title .*commas"),
-    (b"id;text\n1;a\n", "expected a column text or .*commas"),
-    (b"text,text\na,b\n", "column text: expected it once"),
-    (b"prompt\na\n", "expected columns prompt and completion together"),
-    (b"text\n", "holds no rows"),
-    (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"),
-    (b'text\n"a"b\n', "row 0: expected cells with commas"),
+    (b"", "expected a column text or "), (b"title\na\n", "expected a column text or .*found title .*commas"),
+    (b"id;text\n1;a\n", "expected a column text or .*commas"), (b"text,text\na,b\n", "column text: expected it once"),
+    (b"prompt\na\n", "expected columns prompt and completion together"), (b"text\n", "holds no rows"),
+    (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"), (b'text\n"a"b\n', "row 0: expected cells with commas"),
 ])  # fmt: skip
 def test_csv_that_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "in.csv").write_bytes(content)

@@ -110,17 +110,14 @@ def test_second_halves_as_in_llama_cpp(size: int) -> None:
             assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
-        (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
-        (("strided", 8, 9, None), "window: expected 2..8, got 9"),
-        (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
-        (("rolling", 8, None, 4), 'stride: .*"strided", got 4'),
-        (("rolling", 8, None, None), "no BOS or EOS token"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
+    (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
+    (("strided", 8, 9, None), "window: expected 2..8, got 9"),
+    (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
+    (("rolling", 8, None, 4), 'stride: .*"strided", got 4'),
+    (("rolling", 8, None, None), "no BOS or EOS token"),
+])  # fmt: skip
 def test_windows_that_cannot_be(settings: tuple[str, int, int | None, int | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         windows_of(*settings, None, [])

@@ -149,13 +149,6 @@ def test_bad_prompts_are_named_before_anything_runs(text_lm: hybridlm.LM, prompt
     assert text_lm.stats["steps"] == steps
 
 
-def test_bad_settings_are_all_named(text_lm: hybridlm.LM) -> None:
-    with pytest.raises(ValueError, match="max_tokens.*temperature.*top_p.*stop"):
-        text_lm.generate("a", max_tokens=0, temperature=-1, top_p=0, stop=[""])
-    with pytest.raises(ValueError, match="n: expected"):
-        text_lm.generate("a", n=0)
-
-
 def test_an_interruption_reports_lost_completions(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     def run(requests: Any, session: Any, start: Any) -> Any:
         yield Event(1, 5, "x", hybridlm.Completion("x", [5], None, None, "stop", [1]))
@@ -170,11 +163,6 @@ def test_an_interruption_reports_lost_completions(text_lm: hybridlm.LM, monkeypa
 
 def test_no_prompts_give_no_completions(text_lm: hybridlm.LM) -> None:
     assert text_lm.generate([]) == [] and text_lm.score([]) == []
-
-
-def test_chat_renders_the_template(text_lm: hybridlm.LM) -> None:
-    got = text_lm.chat([{"role": "user", "content": "hi"}], **FREE)
-    assert got == text_lm.generate("<user>hi", **FREE)[0]
 
 
 def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> None:

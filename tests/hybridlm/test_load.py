@@ -1,7 +1,6 @@
 """`hybridlm.load`: arguments, stored dtypes, messages, and the place of compiled steps."""
 
 import gc
-import inspect
 import json
 import logging
 import os
@@ -19,7 +18,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
@@ -45,49 +43,6 @@ def copied(tmp_path: pathlib.Path) -> pathlib.Path:
 def change(file: pathlib.Path, **fields: Any) -> None:
     contents = json.loads(file.read_text()) if file.exists() else {}
     file.write_text(json.dumps(contents | fields))
-
-
-WHOLE = "expected a whole number of at least 1, got"
-CACHE = "expected a directory, None for the default one or False, got"
-
-
-@pytest.mark.parametrize(("arguments", "message"), [
-    ({"lanes": 0}, f"lanes: {WHOLE} 0"),
-    ({"lanes": -2}, f"lanes: {WHOLE} -2"),
-    ({"lanes": 2.0}, f"lanes: {WHOLE} 2.0"),
-    ({"lanes": True}, f"lanes: {WHOLE} True"),
-    ({"lanes": None}, f"lanes: {WHOLE} None"),
-    ({"context": 0}, f"context: {WHOLE} 0"),
-    ({"context": "16"}, f"context: {WHOLE} '16'"),
-    ({"context": 513}, "context: 513 is more than the model's max_position_embeddings (512)"),
-    ({"chunk": 0}, f"chunk: {WHOLE} 0"),
-    ({"chunk": 17}, "chunk: 17 is more than the context (16)"),
-    ({"dtype": "float64"}, "dtype: expected one of bfloat16, float16, float32 or None, got 'float64'"),
-    ({"dtype": jnp.float32}, "dtype: expected one of bfloat16, float16, float32 or None, got "),
-    ({"certify": False}, "certify: expected one of error, warn, off, got False"),
-    ({"compilation_cache": True}, f"compilation_cache: {CACHE} True"),
-    ({"compilation_cache": ""}, f"compilation_cache: {CACHE} ''"),
-    ({"lanes": 0, "context": 0, "chunk": 5, "dtype": "f32"},
-     f"lanes: {WHOLE} 0; context: {WHOLE} 0; dtype: expected one of"),
-    ({"lanes": 0, "chunk": 17}, f"lanes: {WHOLE} 0; chunk: 17 is more than the context (16)"),
-])  # fmt: skip
-def test_faulty_arguments(arguments: dict[str, Any], message: str) -> None:
-    with pytest.raises(ValueError) as error:
-        load(**arguments)
-    assert str(error.value).startswith(message)
-
-
-def test_arguments_by_position() -> None:
-    """The order of `load`'s arguments is the documented one."""
-    parameters = inspect.signature(hybridlm.load).parameters
-    documented = {
-        "lanes": 8, "context": None, "cache": None, "dtype": None, "certify": "error", "compilation_cache": None,
-    }  # fmt: skip
-    assert {name: item.default for name, item in list(parameters.items())[1:7]} == documented
-    assert list(parameters)[1:7] == list(documented)
-    lm = hybridlm.load(SMALL, lanes=2, context=16, dtype="float32", certify="off", compilation_cache=False)
-    assert (lm.engine.lanes, lm.context, lm.params["embed_tokens"].dtype) == (2, 16, jnp.float32)
-    assert lm.engine.programs.certify == "off"
 
 
 def test_default_context_and_chunk(copied: pathlib.Path) -> None:
@@ -146,12 +101,6 @@ def test_parameters_are_named_by_their_path() -> None:
     lm = load()
     assert lm.params["layers.0.branches.0.inner.in_proj_qkv"] is lm.model.layers[0].branches[0].inner.in_proj_qkv[...]
     assert "lm_head" in lm.params
-
-
-def test_repr() -> None:
-    lm = load()
-    millions = sum(array.size for array in lm.params.values()) / 1e6
-    assert repr(lm) == f"LM(qwen3_5_moe, {millions:.1f}M parameters, 2 layers, lanes=1, context=16)"
 
 
 @pytest.mark.slow
@@ -240,12 +189,6 @@ def test_faulty_end_tokens(copied: pathlib.Path, value: Any) -> None:
     change(copied / "generation_config.json", eos_token_id=value)
     with pytest.raises(ValueError, match=r"generation_config\.json: eos_token_id: expected a token id or a list of"):
         load(copied)
-
-
-def test_tokenizer_is_optional(tmp_path: pathlib.Path) -> None:
-    assert load().tokenizer is None
-    tokenizer = load(write_text_checkpoint(tmp_path)).tokenizer
-    assert tokenizer is not None and tokenizer.decode(tokenizer.encode("kite")) == "kite"
 
 
 def test_progress_is_written_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:

@@ -46,11 +46,6 @@ def test_completions_with_and_without_optional_fields():
     }  # fmt: skip
 
 
-def test_a_frame():
-    frame = to_table(SCORES).to_pandas()
-    assert frame["sum_logprob"].tolist() == [-0.5, 0.0] and frame["token_ids"][0].tolist() == [5, 6]
-
-
 def test_choices():
     choice = Choice(["a", "b"], [[5], [6, 7]], [np.array([-2.0]), np.array([-0.5, -0.5])], [False, True])
     assert to_table([choice]).to_pylist() == [

@@ -107,11 +107,6 @@ def test_failures_of_llama_cpp_say_how_it_ended(tmp_path: Path) -> None:
         assert message in str(failed.value) and "-npl 1" in str(failed.value)
 
 
-def test_prompts_differ() -> None:
-    tokens = random_tokens(4, 16, 100)
-    assert tokens.shape == (4, 16) and len(np.unique(tokens, axis=0)) == 4 and tokens.min() >= 8
-
-
 def test_reads_the_table_of_llama_cpp() -> None:
     (row,) = parse_table(TABLE)
     assert row["T_TG"] == 0.24 and row["T_PP"] == 0.064 and row["B"] == 2
@@ -218,13 +213,6 @@ def test_compared_copies_need_different_names() -> None:
     command = ["bench", "--model", str(demo.path()), "--beside", "a/int8", "--beside", "b/int8"]
     result = CliRunner().invoke(app, command)
     assert result.exit_code == 1 and "--beside" in result.output
-
-
-def test_speed_and_floor_of_each_side() -> None:
-    timings = [Timing("hybridlm", (2.0, 4.0, 3.0)), Timing("llama.cpp q8_0", (6.0, 6.0, 5.0))]
-    measured = bench.Measured("decode", 4, 12, timings, {"hybridlm": 1.5, "llama.cpp q8_0": 3.0})
-    assert measured.speed("hybridlm") == 4 and measured.speed("llama.cpp q8_0") == 2
-    assert measured.of_floor("hybridlm") == measured.of_floor("llama.cpp q8_0") == 0.5
 
 
 def test_a_context_that_is_too_short_is_refused() -> None:

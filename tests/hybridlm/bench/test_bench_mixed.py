@@ -128,14 +128,10 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("options", "refused"), [
-    (["--mixed", "--against", "llama.cpp"], "--against"),
-    (["--mixed", "--against", "llama-server"], "--against"),
-    (["--mixed", "--against", "vllm"], "--against"),
-    (["--against", "vllm"], "--against"),
-    (["--mixed", "--profile"], "--profile"),
-    (["--mixed", "--plot", "plot.svg"], "--plot"),
-    (["--mixed", "--prefill", "8"], "--prefill"),
-    (["--mixed", "--start"], "--mixed"),
+    (["--mixed", "--against", "llama.cpp"], "--against"), (["--mixed", "--against", "llama-server"], "--against"),
+    (["--mixed", "--against", "vllm"], "--against"), (["--against", "vllm"], "--against"),
+    (["--mixed", "--profile"], "--profile"), (["--mixed", "--plot", "plot.svg"], "--plot"),
+    (["--mixed", "--prefill", "8"], "--prefill"), (["--mixed", "--start"], "--mixed"),
     (["--start", "--profile"], "--profile"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: list[str], refused: str) -> None:

@@ -12,12 +12,10 @@ import pytest
 from random_checkpoint import FAMILIES, write_random_checkpoint
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
-from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError, bind, load_parameters, open_adapter
 from hybridlm.checkpoint.model import open_model
-from hybridlm.cli.main import app
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 
 pytestmark = pytest.mark.usefixtures("stored_steps")
@@ -206,18 +204,6 @@ def test_a_whole_tensor_that_is_not_finite_is_refused(base: Path, tmp_path: Path
     adapter = write(tmp_path / "adapter", {"base_model.model.model.norm.weight": norm}, modules_to_save=["norm"])
     with pytest.raises(CheckpointError, match=r"norm.*expected finite numbers"):
         hybridlm.load(base, adapter=adapter, **SETTINGS)
-
-
-@pytest.mark.slow
-def test_command_line(base: Path, tmp_path: Path) -> None:
-    adapter = write(tmp_path / "adapter", factors(base))
-    options = ["--context", "256", "--chunk", "5", "--lanes", "3", "--dtype", "float32", "--max-tokens", "6", "abc"]
-    outputs = {}
-    for name, extra in {"plain": [], "adapted": ["--adapter", str(adapter)]}.items():
-        result = CliRunner().invoke(app, ["generate", "-m", str(base), *extra, "--temperature", "0", *options])
-        assert result.exit_code == 0, result.output
-        outputs[name] = result.stdout
-    assert outputs["plain"] != outputs["adapted"]
 
 
 REFUSED: dict[str, dict[str, Any]] = {

@@ -186,14 +186,9 @@ def test_config_floats(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"[]", "expected a JSON object, found list"),
-    (b"", "cannot be read"),
-    (b"{", "cannot be read"),
-    (b'{"a": 1, "a": 2}', "duplicate keys"),
-    (b"\xff\xfe{}", "cannot be read"),
-    (b'{"__float__": "12"}', "__float__"),
-    (b'{"a": {"__float__": 1}}', "__float__"),
-    (b'{"a":' * 100_000, "cannot be read"),
+    (b"[]", "expected a JSON object, found list"), (b"", "cannot be read"), (b"{", "cannot be read"),
+    (b'{"a": 1, "a": 2}', "duplicate keys"), (b"\xff\xfe{}", "cannot be read"), (b'{"__float__": "12"}', "__float__"),
+    (b'{"a": {"__float__": 1}}', "__float__"), (b'{"a":' * 100_000, "cannot be read"),
     (b" " * 16_000_001, "at most 16,000,000 bytes"),
 ])  # fmt: skip
 def test_bad_config(tmp_path: Path, content: bytes, message: str) -> None:

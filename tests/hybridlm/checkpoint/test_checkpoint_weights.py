@@ -106,17 +106,6 @@ def test_values_of_both_layouts(tmp_path: Path, split: bool) -> None:
     assert report.lines() == []
 
 
-def test_shards_and_prefix(tmp_path: Path) -> None:
-    arrays = {name.replace("model.", "model.language_model.", 1): array for name, array in tensors().items()}
-    (tmp_path / "config.json").write_text("{}")
-    for number, (name, array) in enumerate(arrays.items()):
-        save_file({name: array}, tmp_path / f"{number}.safetensors")
-    weight_map = {name: f"{number}.safetensors" for number, name in enumerate(arrays)}
-    (tmp_path / "model.safetensors.index.json").write_text(json.dumps({"weight_map": weight_map}))
-    loaded = load(open_directory(tmp_path)).arrays
-    np.testing.assert_array_equal(loaded[("q",)], tensors()["model.qkv"][:2])
-
-
 @pytest.mark.parametrize("stored", [np.float32, np.float16, ml_dtypes.bfloat16])
 @pytest.mark.parametrize("wanted", ["float32", "float16", "bfloat16"])
 @pytest.mark.parametrize("split", [False, True])
@@ -271,11 +260,6 @@ def test_progress(tmp_path: Path) -> None:
     assert [call[2] for call in calls] == ["", "embed", "norm", "mlp.0.gate_up", "q", "kv"]
     assert [call[0] for call in calls] == sorted({call[0] for call in calls})
     assert {call[1] for call in calls} == {report.bytes} and calls[-1][0] == report.bytes
-
-
-def test_unknown_dtype(tmp_path: Path) -> None:
-    with pytest.raises(ValueError, match="dtype: expected one of bfloat16, float16, float32, got 'int8'"):
-        load(save(tmp_path, tensors()), "int8")
 
 
 def test_scalars(tmp_path: Path) -> None:

@@ -118,20 +118,14 @@ def entry(**changes: Any) -> dict[str, Any]:
 
 
 @pytest.mark.parametrize(("header", "size", "message"), [
-    (entry(dtype="F33"), 24, "unknown dtype 'F33'"),
-    (entry(dtype=["F32"]), 24, "unknown dtype ['F32']"),
-    (entry(shape=[2, -3]), 24, "expected a shape"),
-    (entry(shape=[2, 3.0]), 24, "expected a shape"),
-    (entry(shape=[True, 6]), 24, "expected a shape"),
-    (entry(shape="23"), 24, "expected a shape"),
-    (entry(shape=[1] * 65), 24, "at most 64 sizes"),
-    (entry(shape=[2**63]), 24, "expected a shape"),
+    (entry(dtype="F33"), 24, "unknown dtype 'F33'"), (entry(dtype=["F32"]), 24, "unknown dtype ['F32']"),
+    (entry(shape=[2, -3]), 24, "expected a shape"), (entry(shape=[2, 3.0]), 24, "expected a shape"),
+    (entry(shape=[True, 6]), 24, "expected a shape"), (entry(shape="23"), 24, "expected a shape"),
+    (entry(shape=[1] * 65), 24, "at most 64 sizes"), (entry(shape=[2**63]), 24, "expected a shape"),
     (entry(shape=[2, 4]), 24, "F32[2, 4] needs 32 bytes but data_offsets [0, 24] hold 24"),
     (entry(dtype="F4", shape=[3], data_offsets=[0, 1]), 1, "12 bits, not a whole number of bytes"),
-    (entry(data_offsets=[24, 0]), 24, "begin <= end"),
-    (entry(data_offsets=[0]), 24, "[begin, end]"),
-    (entry(data_offsets=[0, "24"]), 24, "[begin, end]"),
-    (entry(extra=1), 24, "expected the keys"),
+    (entry(data_offsets=[24, 0]), 24, "begin <= end"), (entry(data_offsets=[0]), 24, "[begin, end]"),
+    (entry(data_offsets=[0, "24"]), 24, "[begin, end]"), (entry(extra=1), 24, "expected the keys"),
     ({"a": [1]}, 24, "expected the keys"),
     ({"a": A, "__metadata__": {"format": 1}}, 24, "__metadata__: expected an object of strings"),
     ({"a": A, "__metadata__": []}, 24, "__metadata__: expected an object of strings"),
@@ -143,10 +137,8 @@ def entry(**changes: Any) -> dict[str, Any]:
     (entry(), 25, "1 bytes after the last tensor: expected 24"),
     (b'{"a": 1, "a": 2}', 0, "duplicate keys ['a']"),
     (b'{"a": {"dtype": "F32", "dtype": "F32"}}', 0, "duplicate keys ['dtype']"),
-    (b'{"a": NaN}', 0, "NaN is not JSON"),
-    (b'{"a": ' + b"[" * 100_000 + b"}", 0, "cannot be read as JSON"),
-    (b'{"a": ' + b"9" * 5000 + b"}", 0, "cannot be read as JSON"),
-    (b'{"\\ud800": {}}', 0, "not valid Unicode"),
+    (b'{"a": NaN}', 0, "NaN is not JSON"), (b'{"a": ' + b"[" * 100_000 + b"}", 0, "cannot be read as JSON"),
+    (b'{"a": ' + b"9" * 5000 + b"}", 0, "cannot be read as JSON"), (b'{"\\ud800": {}}', 0, "not valid Unicode"),
 ])  # fmt: skip
 def test_headers(tmp_path: Path, header: Any, size: int, message: str) -> None:
     (fault,) = faults(write(tmp_path / FILE, header, bytes(size)))

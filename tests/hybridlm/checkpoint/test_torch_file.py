@@ -122,10 +122,8 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "instance": (b"\x80\x02(ios\nsystem\n.", "opcode INST"),
     "object": (b"\x80\x02(" + name("collections", "OrderedDict") + b"o.", "opcode OBJ"),
     "new": (b"\x80\x02" + name("collections", "OrderedDict") + b")\x81.", "opcode NEWOBJ"),
-    "extension": (b"\x80\x02\x82\x01.", "opcode EXT1"),
-    "persistent text": (b"\x80\x02P0\n.", "opcode PERSID"),
-    "protocol": (b"\x80\x04].", "expected pickle protocol 2, found 4"),
-    "list": (b"\x80\x02].", "opcode EMPTY_LIST"),
+    "extension": (b"\x80\x02\x82\x01.", "opcode EXT1"), "persistent text": (b"\x80\x02P0\n.", "opcode PERSID"),
+    "protocol": (b"\x80\x04].", "expected pickle protocol 2, found 4"), "list": (b"\x80\x02].", "opcode EMPTY_LIST"),
     "no dict": (b"\x80\x02" + tensor() + b".", "expected a state dict, found a StoredTensor"),
     "nested": (state_dict(model=ORDERED), "'model': expected a tensor, found a dict"),
     "key": (b"\x80\x02}" + number(1) + tensor() + b"s.", "key 1: expected texts"),
@@ -144,15 +142,11 @@ HOSTILE: dict[str, tuple[bytes, str]] = {
     "call of a class": (state_dict(a=FLOATS + b")R"), "a call of torch.FloatStorage"),
     "items of a text": (b"\x80\x02" + text("x") * 3 + b"s.", "items of a str"),
     "after the end": (state_dict(a=tensor()) + b"x", "1 bytes after its end"),
-    "no end": (state_dict(a=tensor())[:-1], "damaged"),
-    "empty": (b"", "damaged"),
-    "empty stack": (b"\x80\x02R.", "damaged"),
-    "mark": (b"\x80\x02t.", "damaged"),
-    "memo": (b"\x80\x02h\x07.", "damaged"),
-    "two values": (b"\x80\x02}}.", "damaged"),
-    "odd items": (b"\x80\x02}(" + text("a") + b"u.", "damaged"),
-    "unknown opcode": (b"\x80\x02\xff.", "damaged"),
-}
+    "no end": (state_dict(a=tensor())[:-1], "damaged"), "empty": (b"", "damaged"),
+    "empty stack": (b"\x80\x02R.", "damaged"), "mark": (b"\x80\x02t.", "damaged"),
+    "memo": (b"\x80\x02h\x07.", "damaged"), "two values": (b"\x80\x02}}.", "damaged"),
+    "odd items": (b"\x80\x02}(" + text("a") + b"u.", "damaged"), "unknown opcode": (b"\x80\x02\xff.", "damaged"),
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("fault", HOSTILE)

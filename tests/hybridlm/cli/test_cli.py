@@ -19,13 +19,13 @@ from typing import Any
 
 import jax
 import pytest
-from text_checkpoint import END, SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import demo
-from hybridlm.cli import bench, generate, options
 from hybridlm.cli import demo as cli_demo
+from hybridlm.cli import generate, options
 from hybridlm.cli.main import app, main
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
@@ -83,15 +83,6 @@ def rows(output: str) -> list[dict[str, Any]]:
 GENERATE = ("generate", "--model", "tiny", "--max-tokens", "6")
 
 
-def test_version():
-    assert printed("--version") == f"hybridlm {hybridlm.__version__}\n"
-
-
-@pytest.mark.parametrize("command", ["demo", "generate", "score", "batch", "eval"])
-def test_help(command: str):
-    assert printed(command, "--help").startswith(f"Usage: hybridlm {command}")
-
-
 def test_options_of_generate_are_the_fields_of_sampling_params():
     declared = inspect.signature(generate.generate).parameters
     option_names = {"stop_token_ids": "stop_id", "bad_words": "bad_word", "allowed_token_ids": "allowed_token_id"}
@@ -101,11 +92,6 @@ def test_options_of_generate_are_the_fields_of_sampling_params():
         assert field.name in option_names or declared[name].default == field.default
         (option,) = declared[name].annotation.__metadata__
         assert len(option.help) > 10, field.name
-
-
-@pytest.mark.slow
-def test_single_prompt(lm: hybridlm.LM):
-    assert printed(*GENERATE, "Ada has") == f"{lm.generate(['Ada has'], max_tokens=6)[0].text}\n"
 
 
 @pytest.mark.slow
@@ -149,17 +135,10 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     assert "with --json only" in refused(*GENERATE, "Ada", "--prompt-logprobs", "1", status=2)
     assert rows(output) == [
         {
-            "prompt": index // 2,
-            "completion": index % 2,
-            "id": ["a", None, 3][index // 2],
+            "prompt": index // 2, "completion": index % 2, "id": ["a", None, 3][index // 2],
             "text": f"{index}é",
-            "reasoning": None,
-            "answer": None,
-            "finish_reason": "stop",
-            "token_ids": [7, 8],
-            "prompt_token_ids": [index],
-            "seed": None,
-            "logprobs": [-0.5, None],
+            "reasoning": None, "answer": None, "finish_reason": "stop", "token_ids": [7, 8],
+            "prompt_token_ids": [index], "seed": None, "logprobs": [-0.5, None],
             "top_logprobs": [
                 [{"token_id": 7, "logprob": -0.5}, {"token_id": 3, "logprob": -1.5}],
                 [{"token_id": 3, "logprob": -0.1}, {"token_id": 7, "logprob": None}],
@@ -167,7 +146,7 @@ def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
             "prompt_logprobs": [None, [{"token_id": 7, "logprob": -0.5}]],
         }
         for index in range(6)
-    ]
+    ]  # fmt: skip
 
 
 @pytest.mark.parametrize(
@@ -267,62 +246,37 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
     assert "no" in refused(*command, "-m", "M", stdin="")
 
 
-@pytest.mark.parametrize(
-    "command",
-    [
-        ("generate", "A"),
-        ("score", "in.jsonl", "out.jsonl"),
-        ("batch", "-i", "in.jsonl", "-o", "out.jsonl"),
-        ("verify",),
-        ("bench", "--lanes", "1"),
-    ],
-    ids=lambda command: command[0],
-)
-def test_kernels_are_asked_for(command: tuple[str, ...], in_folder: Path, monkeypatch: pytest.MonkeyPatch):
-    def load(model: str, **settings: Any) -> hybridlm.LM:
-        raise ValueError(f"kernels is {settings['kernels']}")
-
-    monkeypatch.setattr(options, "load", load)
-    monkeypatch.setattr(bench, "measure_limits", lambda: None)
-    assert refused(*command, "-m", "M") == "error: kernels is None\n"
-    assert refused(*command, "-m", "M", "--kernels", "off") == "error: kernels is off\n"
-
-
 TWO_FILES = ("in.jsonl", "out.jsonl")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "fault"),
-    [
-        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
-        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
-        (("generate", "A", "--n", "0"), "n: expected"),
-        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
-        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (
-            ("score", "in.jsonl", "out.tsv"),
-            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
-        ),
-        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
-        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
-        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
-        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
-        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
-        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
-        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
-        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
-        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
-        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
-        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
-        (("bench", "--json", "no/figures.json"), "no: no such directory"),
-        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
-        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
-        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
-    ],
-    ids=lambda case: "-".join(case) if isinstance(case, tuple) else "",
-)
+@pytest.mark.parametrize(("arguments", "fault"), [
+    (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+    (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+    (("generate", "A", "--n", "0"), "n: expected"),
+    (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+    (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (
+        ("score", "in.jsonl", "out.tsv"),
+        "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
+    ),
+    (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
+    (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+    (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+    (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+    (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+    (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+    (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+    (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+    (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+    (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+    (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
+    (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+    (("bench", "--json", "no/figures.json"), "no: no such directory"),
+    (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+    (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+    (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+], ids=lambda case: "-".join(case) if isinstance(case, tuple) else "")  # fmt: skip
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -331,12 +285,6 @@ def test_no_model_is_loaded_for_a_wrong_argument(
 
     monkeypatch.setattr(options, "load", load)
     assert fault in refused(arguments[0], "-m", "M", *arguments[1:])
-
-
-def test_chat(lm: hybridlm.LM):
-    row = rows(printed(*GENERATE, "--chat", "--json", "Hi!"))[0]
-    assert lm.tokenizer is not None
-    assert row["prompt_token_ids"] == lm.tokenizer.encode("<user>Hi!", add_special_tokens=False)
 
 
 def test_system_message_of_a_chat(lm: hybridlm.LM):
@@ -380,18 +328,15 @@ def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
     assert "no tokenizer.json" in refused(*GENERATE, "--chat", "Ada")
 
 
-@pytest.mark.parametrize(
-    ("arguments", "stdin", "message"),
-    [
-        (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
-        (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
-        (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
-        (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
-        ([], "", "error: standard input: has no prompts\n"),
-        ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
-        ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
-    ],
-)
+@pytest.mark.parametrize(("arguments", "stdin", "message"), [
+    (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
+    (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
+    (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
+    (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
+    ([], "", "error: standard input: has no prompts\n"),
+    ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
+    ([], b"a\n\xff\n", "error: standard input: 1 bad line\n  line 2: expected UTF-8: "),
+])  # fmt: skip
 def test_input_errors(lm: hybridlm.LM, arguments: list[str], stdin: str | bytes | None, message: str):
     assert message in refused(*GENERATE, *arguments, stdin=stdin)
 
@@ -595,29 +540,6 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     assert not (tmp_path / "strict.jsonl").exists()
 
 
-@pytest.mark.slow
-def test_score_reads_and_changes_what_is_inside(lm: hybridlm.LM, tmp_path: Path):
-    (tmp_path / "in.jsonl").write_text('{"text": "Ada", "how": [{"kind": "scale_state", "layer": 0, "factor": 0}]}\n')
-    command, score = ("score", "-m", "tiny", tmp_path / "in.jsonl"), lm.score(["Ada"], hidden_states=[1])[0]
-    for number, value in enumerate(("how", '[{"kind": "scale_state", "layer": 0, "factor": 0}]', "[]")):
-        output = tmp_path / f"{number}.jsonl"
-        run(*command, output, "--hidden-states", "1", "--positions", "all", "--interventions", value)
-        (row,) = rows(output.read_text())
-        assert len(row["hidden_states[1]"]) == 3 * lm.config.hidden_size
-        assert (row["logprobs"][1:] == score.logprobs[1:].tolist()) == (value == "[]")
-    message = refused(*command, tmp_path / "no.jsonl", "--interventions", '[{"kind": "all"}]')
-    assert message.startswith("error: interventions[0]: expected an object whose kind is one of add")
-
-
-def test_score_says_what_common_beginnings_saved(lm: hybridlm.LM, tmp_path: Path):
-    texts = [{"token_ids": [*range(3, 33), last]} for last in (40, 41, 42)]
-    (tmp_path / "in.jsonl").write_text("".join(f"{json.dumps(text)}\n" for text in texts))
-    saved_tokens = lm.stats["prefix_tokens_saved"]
-    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    saved = lm.stats["prefix_tokens_saved"]
-    assert saved - saved_tokens >= 32 and f"; {saved} tokens of common prefixes" in result.stderr, result.output
-
-
 def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Options reach `score_file`; Ctrl-C reports the finished rows, and the same command continues."""
     (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
@@ -696,11 +618,6 @@ def test_demo_right_answers():
     assert cli_demo._is_right(tale, reply) and not cli_demo._is_right(tale, other)
 
 
-def test_end_token_is_not_shown(lm: hybridlm.LM):
-    assert lm.tokenizer is not None and lm.tokenizer.encode(END) == [2]
-    assert lm.tokenizer.decode([36, 2]) == "A"
-
-
 def test_batch(lm: hybridlm.LM, tmp_path: Path):
     bodies = [{"prompt": ["Ada has", "B", "Ben has"], "max_tokens": 6, "temperature": 0}, {"prompt": "x", "tools": 1}]
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
@@ -762,14 +679,6 @@ def test_eval_finds_its_tasks_before_it_loads(results: dict[str, Any], monkeypat
     assert "lm_eval has no task, group or tag helaswag, mmlu_*" in message and not loaded
     printed("eval", "-m", "tiny", "-t", "an*,any")
     assert task_lists == [["any", "another"]] and loaded == ["tiny"]
-
-
-def test_eval_has_the_kernels_that_are_asked_for(results: dict[str, Any], monkeypatch: pytest.MonkeyPatch):
-    choices: list[str | None] = []
-    monkeypatch.setattr(options, "load", lambda *args, kernels, **settings: choices.append(kernels))
-    for flags in ((), ("--kernels", "off")):
-        assert printed("eval", "-m", "tiny", "-t", "any", *flags) == "|table|\n"
-    assert choices == [None, "off"]
 
 
 def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(

@@ -4,6 +4,7 @@ import inspect
 from dataclasses import FrozenInstanceError, fields, replace
 from typing import Any, get_args
 
+import numpy as np
 import pytest
 from typer.models import CommandInfo
 
@@ -29,11 +30,6 @@ def test_load_has_the_options_in_their_order_with_their_defaults() -> None:
         (option.name, option.default) for option in fields(EngineConfig)
     ]
     assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
-
-
-def test_every_option_is_documented() -> None:
-    documentation = inspect.getdoc(EngineConfig) or ""
-    assert [option.name for option in fields(EngineConfig) if f"\n    {option.name}: " not in documentation] == []
 
 
 OTHER_DEFAULTS = {("verify", "lanes"): None, ("batch", "prefix_cache"): "512MB"}
@@ -63,22 +59,21 @@ def test_commands_have_every_option_with_help() -> None:
     }  # fmt: skip
 
 
-@pytest.mark.parametrize(
-    ("options", "error", "field"),
-    [
-        ({"lanes": None}, ValueError, "lanes: "),
-        ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
-        ({"context": 8, "chunk": 9}, ValueError, "chunk: "),
-        ({"certify": True}, ValueError, "certify: "),
-        ({"compilation_cache": True}, ValueError, "compilation_cache: "),
-        ({"speculate": 4}, TypeError, "speculate: "),
-        ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
-        ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
-        ({"kernels": "on"}, ValueError, "kernels: "),
-        ({"dequantise": "int8"}, ValueError, "dequantise: "),
-        ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
-    ],
-)
+@pytest.mark.parametrize(("options", "error", "field"), [
+    ({"lanes": None}, ValueError, "lanes: "),
+    ({"lanes": 0, "chunk": 5}, ValueError, "lanes: expected a whole number of at least 1, got 0"),
+    ({"lanes": 2.0}, ValueError, "lanes: "), ({"lanes": True}, ValueError, "lanes: "),
+    ({"context": "16"}, ValueError, "context: "), ({"dtype": np.float32}, ValueError, "dtype: "),
+    ({"context": 0, "dtype": "f32"}, ValueError, "context: .*; dtype: "),
+    ({"context": 8, "chunk": 9}, ValueError, "chunk: "), ({"certify": True}, ValueError, "certify: "),
+    ({"compilation_cache": True}, ValueError, "compilation_cache: "),
+    ({"compilation_cache": ""}, ValueError, "compilation_cache: "), ({"speculate": 4}, TypeError, "speculate: "),
+    ({"context": 8, "draft_tokens": 8}, ValueError, "draft_tokens: "),
+    ({"draft_tokens": 0}, ValueError, "draft_tokens: "), ({"draft_tokens": True}, ValueError, "draft_tokens: "),
+    ({"draft_tokens": 2.0}, ValueError, "draft_tokens: "), ({"prefix_cache": "much"}, ValueError, "prefix_cache: "),
+    ({"kernels": "on"}, ValueError, "kernels: "), ({"dequantise": "int8"}, ValueError, "dequantise: "),
+    ({"dequantise": "float16", "dtype": "float32"}, ValueError, "dequantise: "),
+])  # fmt: skip
 def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], error: type[Exception], field: str) -> None:
     with pytest.raises(error, match=f"^{field}"):
         EngineConfig(**options)

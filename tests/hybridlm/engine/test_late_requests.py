@@ -121,16 +121,10 @@ class Queue:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    "read, late",
-    [
-        ({}, {}),
-        ({}, {"prompt_logprobs": 0}),
-        ({"prompt_logprobs": 0}, {}),
-        ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
-    ],
-    ids=["a prompt after prompts", "a text after prompts", "a prompt after texts", "a text after texts"],
-)
+@pytest.mark.parametrize("read, late", [
+    ({}, {}), ({}, {"prompt_logprobs": 0}), ({"prompt_logprobs": 0}, {}),
+    ({"prompt_logprobs": 0}, {"prompt_logprobs": 0}),
+], ids=["a prompt after prompts", "a text after prompts", "a prompt after texts", "a text after texts"])  # fmt: skip
 @pytest.mark.parametrize("together", [1, 3])
 def test_a_late_request_waits_for_two_steps_at_most(
     many: hybridlm.LM, read: Settings, late: Settings, together: int

@@ -111,24 +111,17 @@ def test_a_checkpoint_without_the_head_is_named(tmp_path: Path, family: str) -> 
         hybridlm.load(folder, speculate="mtp", **LOADED)
 
 
-@pytest.mark.parametrize(
-    ("family", "fields", "fault"),
-    [
-        ("nemotron_h", {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers: expected one of 1"),
-        ("nemotron_h", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
-        ("nemotron_h", {"mtp_hybrid_override_pattern": "*-"}, "mtp_hybrid_override_pattern: expected full_attention"),
-        ("nemotron_h", {"mtp_hybrid_override_pattern": ""}, "mtp_hybrid_override_pattern: expected a list"),
-        ("nemotron_h", {"mtp_layers_block_type": ["moe", "mamba"]}, "mtp_layers_block_type: expected full_attention"),
-        ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "moe"]}, "with a layer of this kind"),
-        ("bailing_hybrid", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
-        (
-            "bailing_hybrid",
-            {"num_nextn_predict_layers": None, "num_mtp_layers": 0},
-            "num_mtp_layers: expected one of 1",
-        ),
-        ("bailing_hybrid", {"mtp_use_kda": True}, "mtp_use_kda: expected one of False"),
-    ],
-)
+@pytest.mark.parametrize(("family", "fields", "fault"), [
+    ("nemotron_h", {"num_nextn_predict_layers": 0}, "num_nextn_predict_layers: expected one of 1"),
+    ("nemotron_h", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
+    ("nemotron_h", {"mtp_hybrid_override_pattern": "*-"}, "mtp_hybrid_override_pattern: expected full_attention"),
+    ("nemotron_h", {"mtp_hybrid_override_pattern": ""}, "mtp_hybrid_override_pattern: expected a list"),
+    ("nemotron_h", {"mtp_layers_block_type": ["moe", "mamba"]}, "mtp_layers_block_type: expected full_attention"),
+    ("nemotron_h", {"layers_block_type": ["linear_attention", "moe", "moe"]}, "with a layer of this kind"),
+    ("bailing_hybrid", {"num_nextn_predict_layers": 2}, "num_nextn_predict_layers: expected one of 1"),
+    ("bailing_hybrid", {"num_nextn_predict_layers": None, "num_mtp_layers": 0}, "num_mtp_layers: expected one of 1"),
+    ("bailing_hybrid", {"mtp_use_kda": True}, "mtp_use_kda: expected one of False"),
+])  # fmt: skip
 def test_a_head_that_is_not_implemented_is_a_fault(
     tmp_path: Path, family: str, fields: dict[str, Any], fault: str
 ) -> None:

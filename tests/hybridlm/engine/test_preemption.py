@@ -66,15 +66,21 @@ def finished(session: hybridlm.Session) -> list[int]:
     return order
 
 
-def test_the_youngest_is_preempted_and_keeps_its_place(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    """The third of three two-page sequences is preempted and returns before a later one."""
-    preempted, right = list[int](), Scheduler._preempt
+@pytest.fixture
+def preempted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
+    """Indices of preempted requests, as they are preempted."""
+    indices, right = list[int](), Scheduler._preempt
 
     def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
-        preempted.append(sequence.request.index)
+        indices.append(sequence.request.index)
         right(self, sequence, pool)
 
     monkeypatch.setattr(Scheduler, "_preempt", recorded)
+    return indices
+
+
+def test_the_youngest_is_preempted_and_keeps_its_place(lm: hybridlm.LM, preempted: list[int]) -> None:
+    """The third of three two-page sequences is preempted and returns before a later one."""
     with lm.session() as session:
         for i in range(3):
             session.submit(prompt(122, i), max_tokens=20 + i, **PLAIN)
@@ -85,14 +91,7 @@ def test_the_youngest_is_preempted_and_keeps_its_place(lm: hybridlm.LM, monkeypa
     assert preempted == [2]
 
 
-def test_a_high_priority_is_preempted_last(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    preempted, right = list[int](), Scheduler._preempt
-
-    def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
-        preempted.append(sequence.request.index)
-        right(self, sequence, pool)
-
-    monkeypatch.setattr(Scheduler, "_preempt", recorded)
+def test_a_high_priority_is_preempted_last(lm: hybridlm.LM, preempted: list[int]) -> None:
     with lm.session() as session:
         for i in range(3):
             session.submit(prompt(122, i), priority=i, max_tokens=20, **PLAIN)

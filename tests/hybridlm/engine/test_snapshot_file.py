@@ -135,32 +135,29 @@ def past_the_end(header: Header, data: bytearray) -> None:
     del data[-4:]
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        (flipped, "its content is not what was saved"),
-        (without_an_array, r"arrays \['.*'\]: expected .*, found \[None\]"),
-        (other_dtype, r"arrays \['layers.*key'\]: expected \[\('F32', .*found \[\('I32'"),
-        (other_shape, r"arrays \['layers.*key'\]: expected"),
-        (other_format, "found .* the format 'hybridlm snapshot 1'; compute it again"),
-        (more_metadata, "expected a state saved as"),
-        (no_json, "label cannot be read as JSON"),
-        (past_the_end, "no saved state can be read: .*truncated"),
-        (metadata("label", lambda label: label | {"position": 7}), "position: expected 8, found 7"),
-        (metadata("label", lambda label: label | {"position": True}), "position: expected 8, found True"),
-        (metadata("label", lambda label: label | {"tokens": "00"}), "tokens: expected '.*', found '00'"),
-        (metadata("label", lambda label: label | {"layout": []}), r"layout: expected .*, found \[\]"),
-        (metadata("label", lambda label: label | {"epoch": -1}), "epoch: expected a whole number of at least 0"),
-        (metadata("label", lambda label: label | {"epoch": 9}), "its content is not what was saved"),
-        (metadata("label", lambda label: [label]), "label: expected an object of model, dtype"),
-        (metadata("token_ids", lambda ids: ids[:-1]), "position: expected 7, found 8"),
-        (metadata("token_ids", lambda ids: [4, *ids[1:]]), "tokens: expected"),
-        (metadata("token_ids", lambda ids: [*ids[:-1], 4]), "its content is not what was saved"),
-        (metadata("token_ids", lambda ids: []), "token_ids: is empty"),
-        (metadata("token_ids", lambda ids: [10**9]), "token id 1000000000 at index 0 is outside the vocabulary"),
-        (metadata("token_ids", lambda ids: ids * 100), "has 900 tokens, the context holds 256"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    (flipped, "its content is not what was saved"),
+    (without_an_array, r"arrays \['.*'\]: expected .*, found \[None\]"),
+    (other_dtype, r"arrays \['layers.*key'\]: expected \[\('F32', .*found \[\('I32'"),
+    (other_shape, r"arrays \['layers.*key'\]: expected"),
+    (other_format, "found .* the format 'hybridlm snapshot 1'; compute it again"),
+    (more_metadata, "expected a state saved as"),
+    (no_json, "label cannot be read as JSON"),
+    (past_the_end, "no saved state can be read: .*truncated"),
+    (metadata("label", lambda label: label | {"position": 7}), "position: expected 8, found 7"),
+    (metadata("label", lambda label: label | {"position": True}), "position: expected 8, found True"),
+    (metadata("label", lambda label: label | {"tokens": "00"}), "tokens: expected '.*', found '00'"),
+    (metadata("label", lambda label: label | {"layout": []}), r"layout: expected .*, found \[\]"),
+    (metadata("label", lambda label: label | {"epoch": -1}), "epoch: expected a whole number of at least 0"),
+    (metadata("label", lambda label: label | {"epoch": 9}), "its content is not what was saved"),
+    (metadata("label", lambda label: [label]), "label: expected an object of model, dtype"),
+    (metadata("token_ids", lambda ids: ids[:-1]), "position: expected 7, found 8"),
+    (metadata("token_ids", lambda ids: [4, *ids[1:]]), "tokens: expected"),
+    (metadata("token_ids", lambda ids: [*ids[:-1], 4]), "its content is not what was saved"),
+    (metadata("token_ids", lambda ids: []), "token_ids: is empty"),
+    (metadata("token_ids", lambda ids: [10**9]), "token id 1000000000 at index 0 is outside the vocabulary"),
+    (metadata("token_ids", lambda ids: ids * 100), "has 900 tokens, the context holds 256"),
+])  # fmt: skip
 def test_a_changed_file_is_refused(
     text_lm: hybridlm.LM, saved: Path, change: Callable[[Header, bytearray], None], message: str, tmp_path: Path
 ) -> None:

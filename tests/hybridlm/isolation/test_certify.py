@@ -10,7 +10,6 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.programs import programs
-from hybridlm.programs.shapes import Shape
 from hybridlm.steps.generate import generate_step
 from hybridlm.steps.structure import Step
 from ir_passes import CertificationWarning, IsolationError
@@ -81,11 +80,6 @@ def test_leaking_step_runs_unseen(directory: Path, monkeypatch: pytest.MonkeyPat
     assert not (certificate.faults or certificate.proved or certificate.audited or certificate.holds)
 
 
-def test_unknown_setting(directory: Path) -> None:
-    with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'maybe'"):
-        hybridlm.load(directory, certify="maybe", **SETTINGS)  # type: ignore[arg-type]  # wrong on purpose
-
-
 @pytest.mark.slow
 def test_certificates_are_stored_with_the_programs(directory: Path, tmp_path: Path) -> None:
     for reused in (False, True):
@@ -93,15 +87,3 @@ def test_certificates_are_stored_with_the_programs(directory: Path, tmp_path: Pa
         lm.score(PROMPTS)
         assert lm.certificates["score 2x4 of 2"].reused == reused
     assert len(list((tmp_path / "certificates").glob("*.json"))) == 1
-
-
-def shout(logits: jax.Array, token: jax.Array, position: jax.Array) -> jax.Array:
-    return logits * 2.0
-
-
-def test_names_of_shapes() -> None:
-    assert str(Shape("generate", 8, 1, 8)) == "generate 8x1 of 8"
-    assert str(Shape("generate", 8, 1, 8, 0)) == "generate 8x1 of 8 top=0"
-    assert str(Shape("score", 4, 128, 4, 0)) == "score 4x128 of 4"
-    assert str(Shape("score", 4, 128, 4, 2)) == "score 4x128 of 4 top=2"
-    assert str(Shape("generate", 2, 1, 2, None, shout)) == "generate 2x1 of 2 processor=shout"

@@ -63,6 +63,14 @@ def beating(store: Store, seconds: float, until: Callable[[], object], epoch: in
         time.sleep(0.05)
 
 
+def end(statuses: list[int]) -> list[int]:
+    """Wait for the end of the process; return its status."""
+    begun = time.monotonic()
+    while not statuses and time.monotonic() < begun + 5:
+        time.sleep(0.05)
+    return statuses
+
+
 @pytest.mark.slow
 def test_a_process_with_messages_is_alive(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:
     beating(store, 1.5, lambda: ended)
@@ -71,10 +79,7 @@ def test_a_process_with_messages_is_alive(store: Store, heartbeat: Heartbeat, en
 
 def test_a_silent_process_is_named(store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture):
     store.sign(1)
-    begun = time.monotonic()
-    while not ended and time.monotonic() < begun + 5:
-        time.sleep(0.05)
-    assert ended == [EXIT_PEER_LOST]
+    assert end(ended) == [EXIT_PEER_LOST]
     assert "error: process 2 (pid 7 on host) has not answered for" in capsys.readouterr().err
 
 
@@ -133,10 +138,7 @@ def test_where_the_store_does_not_answer_process_0_is_lost(
     store: Store, heartbeat: Heartbeat, ended: list[int], capsys: pytest.CaptureFixture
 ) -> None:
     store.dead = True
-    begun = time.monotonic()
-    while not ended and time.monotonic() < begun + 5:
-        time.sleep(0.05)
-    assert ended == [EXIT_PEER_LOST] and "process 0 has not answered" in capsys.readouterr().err
+    assert end(ended) == [EXIT_PEER_LOST] and "process 0 has not answered" in capsys.readouterr().err
 
 
 def test_the_message_of_an_ended_process_is_the_reason(store: Store, heartbeat: Heartbeat, ended: list[int]) -> None:

@@ -284,31 +284,12 @@ def test_whole_numbers_as_floats(text_lm: hybridlm.LM, endpoint: str):
 
 
 @pytest.mark.parametrize(("name", "value"), [
-    ("max_tokens", 4.5),
-    ("max_tokens", "4"),
-    ("max_tokens", True),
-    ("max_tokens", -1.0),
-    ("max_tokens", 1e300),
-    ("seed", -2),
-    ("seed", -2.0),
-    ("truncate_prompt_tokens", -2),
-    ("truncate_prompt_tokens", 0),
-    ("truncate_prompt_tokens", 241),
-    ("truncation_side", "middle"),
-    ("allowed_token_ids", [True]),
-    ("allowed_token_ids", []),
-    ("allowed_token_ids", [100000]),
-    ("seed", 0.5),
-    ("seed", 2.0**60),
-    ("n", 0.0),
-    ("n", [1]),
-    ("top_k", -2.0),
-    ("top_k", 1.5),
-    ("min_tokens", 0.1),
-    ("logprobs", 1.5),
-    ("stop_token_ids", [7.5]),
-    ("stop_token_ids", [True]),
-    ("temperature", "1"),
+    ("max_tokens", 4.5), ("max_tokens", "4"), ("max_tokens", True), ("max_tokens", -1.0), ("max_tokens", 1e300),
+    ("seed", -2), ("seed", -2.0), ("truncate_prompt_tokens", -2), ("truncate_prompt_tokens", 0),
+    ("truncate_prompt_tokens", 241), ("truncation_side", "middle"), ("allowed_token_ids", [True]),
+    ("allowed_token_ids", []), ("allowed_token_ids", [100000]), ("seed", 0.5), ("seed", 2.0**60), ("n", 0.0),
+    ("n", [1]), ("top_k", -2.0), ("top_k", 1.5), ("min_tokens", 0.1), ("logprobs", 1.5), ("stop_token_ids", [7.5]),
+    ("stop_token_ids", [True]), ("temperature", "1"),
 ])  # fmt: skip
 def test_other_numbers_are_refused_by_name(text_lm: hybridlm.LM, name: str, value: Any):
     with pytest.raises(ValueError, match=f"^{name}: expected .*, got "):

@@ -187,14 +187,9 @@ OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
 @pytest.mark.parametrize(("golden", "field"), [
-    ("sparse_base", "layer_types"),
-    ("next_dense_layers", "layer_types"),
-    ("kimi_base", "layer_types"),
-    ("olmo_base", "layer_types"),
-    ("lfm2_base", "layer_types"),
-    ("granite_experts", "layer_types"),
-    ("granite_experts", "layers_block_type"),
-    ("nemotron_latent", "layers_block_type"),
+    ("sparse_base", "layer_types"), ("next_dense_layers", "layer_types"), ("kimi_base", "layer_types"),
+    ("olmo_base", "layer_types"), ("lfm2_base", "layer_types"), ("granite_experts", "layer_types"),
+    ("granite_experts", "layers_block_type"), ("nemotron_latent", "layers_block_type"),
 ])  # fmt: skip
 def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: str) -> None:
     """transformers 5 renamed them; both spellings give the same model."""

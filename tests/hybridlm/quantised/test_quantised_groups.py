@@ -92,23 +92,12 @@ def test_tensors_that_make_no_weight_are_named(
 
 
 @pytest.mark.parametrize(("layout", "suffix", "value"), [
-    ("fp8-block-f32", "_scale_inv", np.nan),
-    ("fp8-block-f32", "_scale_inv", np.inf),
-    ("fp8-block-powers", "_scale_inv", 255),
-    ("fp8-block-f32", "", 0x7F),
-    ("modelopt-fp8", "", 0xFF),
-    ("modelopt-mxfp8", "_scale", 255),
-    ("ct-mxfp4", "_scale", 255),
-    ("modelopt-nvfp4", "_scale", 0x7F),
-    ("modelopt-nvfp4", "_scale_2", np.nan),
-    ("ct-nvfp4", "_global_scale", 0.0),
-    ("ct-nvfp4", "_global_scale", 1e-37),
-    ("modelopt-nvfp4", "_scale_2", 3e37),
-    ("modelopt-mxfp8", "_scale", 254),
-    ("fp8-block-f32", "_scale_inv", -3e37),
-    ("ct-int8", "_scale", -np.inf),
-    ("ct-int4-order", "_g_idx", 8),
-    ("ct-int4-order", "_g_idx", -1),
+    ("fp8-block-f32", "_scale_inv", np.nan), ("fp8-block-f32", "_scale_inv", np.inf),
+    ("fp8-block-powers", "_scale_inv", 255), ("fp8-block-f32", "", 0x7F), ("modelopt-fp8", "", 0xFF),
+    ("modelopt-mxfp8", "_scale", 255), ("ct-mxfp4", "_scale", 255), ("modelopt-nvfp4", "_scale", 0x7F),
+    ("modelopt-nvfp4", "_scale_2", np.nan), ("ct-nvfp4", "_global_scale", 0.0), ("ct-nvfp4", "_global_scale", 1e-37),
+    ("modelopt-nvfp4", "_scale_2", 3e37), ("modelopt-mxfp8", "_scale", 254), ("fp8-block-f32", "_scale_inv", -3e37),
+    ("ct-int8", "_scale", -np.inf), ("ct-int4-order", "_g_idx", 8), ("ct-int4-order", "_g_idx", -1),
 ])  # fmt: skip
 def test_numbers_that_are_not_finite_are_refused_with_their_tensor(
     tmp_path: Path, layout: str, suffix: str, value: float

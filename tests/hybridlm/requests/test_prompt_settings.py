@@ -9,17 +9,9 @@ from hybridlm.requests.sampling_params import settings_of_prompts
 
 
 @pytest.mark.parametrize(("name", "values"), [
-    ("temperature", [0.0, 0.7]),
-    ("max_tokens", (4, 5)),
-    ("seed", [None, 3]),
-    ("think_end", ["</a>", None]),
-    ("structured_outputs", [None, {"regex": "a"}]),
-    ("logit_bias", [{5: 1.0}, None]),
-    ("stop", [["a", "b"], None]),
-    ("stop", [[], ["b"]]),
-    ("stop_token_ids", [[5], []]),
-    ("bad_words", [["a"], []]),
-    ("bad_words", [[[5, 6]], ["b"]]),
+    ("temperature", [0.0, 0.7]), ("max_tokens", (4, 5)), ("seed", [None, 3]), ("think_end", ["</a>", None]),
+    ("structured_outputs", [None, {"regex": "a"}]), ("logit_bias", [{5: 1.0}, None]), ("stop", [["a", "b"], None]),
+    ("stop", [[], ["b"]]), ("stop_token_ids", [[5], []]), ("bad_words", [["a"], []]), ("bad_words", [[[5, 6]], ["b"]]),
 ])  # fmt: skip
 def test_a_list_has_a_value_for_each_prompt(name: str, values: Any) -> None:
     base: Any = {"top_k": 3, name: values}

@@ -53,10 +53,6 @@ def test_a_completion_is_escaped():
     assert "3 tokens of prompt, 2 sampled" in read.text and 'title="token 1: id 8, -9.000"' in page
 
 
-def test_a_completion_without_text_shows_its_tokens():
-    assert "7 8" in Reader(Completion(None, [7, 8], None, None, "length", [1])._repr_html_()).text
-
-
 def test_the_strip_marks_unlikely_tokens():
     page = score(5)._repr_html_()
     shades = [float(item) for item in re.findall(r"rgba\(217,48,37,([\d.]+)\)[^>]*title=", page)]

@@ -3,7 +3,6 @@
 import numpy as np
 import pytest
 
-from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, TokenLogprobs
 
 
@@ -31,17 +30,3 @@ def test_most_likely_tokens_of_a_completion_as_arrays() -> None:
     assert ids.tolist() == [[4, 2], [-1, -1], [9, 1]] and ranks.tolist() == [[1, 2], [0, 0], [1, 2]]
     np.testing.assert_array_equal(logprobs[[0, 2]], np.array([[-0.25, -1.5], [-0.125, -3.0]], np.float32))
     assert Completion("a", [4], None, None, "length", [1]).top is None
-
-
-def test_numbers_are_not_printed() -> None:
-    indices = np.arange(1000, dtype=np.int32)
-    entries = TokenLogprobs(indices, indices.astype(np.float32), indices, np.arange(0, 1001, 10))
-    assert repr(entries) == "TokenLogprobs(100 tokens, 1000 entries)"
-
-
-def test_interventions_are_printed_without_their_numbers() -> None:
-    vector = np.ones(512, np.float32)
-    assert repr(Intervention.add(vector, hidden_state=3)) == "Intervention(add, layer=3, value=float32[512])"
-    scaled = repr(Intervention.scale_state(1, 0.5, head=2, positions=[4, 5, 9]))
-    assert scaled == "Intervention(scale_state, layer=1, 3 positions in 4..9, unit=2, factor=0.5)"
-    assert "position=7" in repr(Intervention.ablate_head(0, 1, positions=7))

@@ -57,13 +57,8 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
 
 
 @pytest.mark.parametrize("filters", [
-    {},
-    {"temperature": 0.5},
-    {"temperature": 2.0, "top_k": 4},
-    {"top_p": 0.6},
-    {"top_k": 5, "top_p": 0.7},
-    {"min_p": 0.5},
-    {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.2},
+    {}, {"temperature": 0.5}, {"temperature": 2.0, "top_k": 4}, {"top_p": 0.6}, {"top_k": 5, "top_p": 0.7},
+    {"min_p": 0.5}, {"temperature": 1.5, "top_k": 8, "top_p": 0.9, "min_p": 0.2},
 ], ids=str)  # fmt: skip
 def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(

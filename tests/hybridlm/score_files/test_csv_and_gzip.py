@@ -155,14 +155,10 @@ def test_cell_that_is_no_list_of_ids(tmp_path: Path, cell: str) -> None:
 
 
 @pytest.mark.parametrize(("content", "message"), [
-    (b"", "expected a column text or "),
-    (b"title\na\n", "expected a column text or .*found title .*commas"),
-    (b"id;text\n1;a\n", "expected a column text or .*commas"),
-    (b"text,text\na,b\n", "column text: expected it once"),
-    (b"prompt\na\n", "expected columns prompt and completion together"),
-    (b"text\n", "holds no rows"),
-    (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"),
-    (b'text\n"a"b\n', "row 0: expected cells with commas"),
+    (b"", "expected a column text or "), (b"title\na\n", "expected a column text or .*found title .*commas"),
+    (b"id;text\n1;a\n", "expected a column text or .*commas"), (b"text,text\na,b\n", "column text: expected it once"),
+    (b"prompt\na\n", "expected columns prompt and completion together"), (b"text\n", "holds no rows"),
+    (b'text\na\n"b\nc\n', "row 1: .*unexpected end of data"), (b'text\n"a"b\n', "row 0: expected cells with commas"),
 ])  # fmt: skip
 def test_csv_that_is_refused(tmp_path: Path, content: bytes, message: str) -> None:
     (tmp_path / "in.csv").write_bytes(content)
@@ -267,13 +263,6 @@ def test_batch(tmp_path: Path, name: str, output: str) -> None:
     messages = [row["error"]["message"] for row in rows]
     assert "n: expected a whole number in 1.." in messages[0]
     assert "custom_id: is used twice, first in " in messages[2]
-
-
-@pytest.mark.parametrize("name", ["in.tsv", "in.csv.zip", "in.gz"])
-def test_other_endings_are_refused(tmp_path: Path, name: str) -> None:
-    write_lines(tmp_path / name, [{"text": "a"}])
-    with pytest.raises(ValueError, match=r"expected a name that ends in \.jsonl, \.jsonl\.gz, \.csv"):
-        run_toy(TOY, tmp_path / name, tmp_path / "out.jsonl")
 
 
 def test_means_of_divergence_from_each_format(tmp_path: Path) -> None:

@@ -68,15 +68,3 @@ def test_unknown_options_of_a_task_are_refused(options: dict[str, Any]) -> None:
         hybridlm.FileOptions(**options)
     with pytest.raises(TypeError, match="did you mean"):
         LM.run_file(None, hybridlm.EmbedTask(), "in.jsonl", "out.jsonl", **options)  # type: ignore[arg-type]
-
-
-def test_settings_are_checked_before_a_model_is_used() -> None:
-    for options, words in (
-        ({"window": 0}, "window"),
-        ({"sort_window": True}, "sort_window"),
-        ({"shard": "2/2"}, "shard"),
-    ):
-        with pytest.raises(ValueError, match=f"{words}: expected"):
-            hybridlm.FileOptions(**options)  # type: ignore[arg-type]
-    with pytest.raises(ValueError, match="pooling: expected one of"):
-        hybridlm.EmbedTask(pooling="cls")  # type: ignore[arg-type]

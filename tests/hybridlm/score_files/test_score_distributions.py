@@ -121,11 +121,3 @@ def test_a_run_continues_with_the_same_questions_only(
     assert text_lm.score_file(path, out, window=1, top=2).kept == 1
     report = text_lm.score_file(path, tmp_path / "whole.parquet", window=1, top=2)
     assert report.output.read_bytes() == out.read_bytes()
-
-
-@pytest.mark.parametrize("fields", [{"token_ids": "nothing"}, {"token_ids": [1 << 20]}, {"start": -1, "top": 1}])
-def test_inconsistent_input_is_named(text_lm: hybridlm.LM, tmp_path: Path, fields: dict[str, Any]) -> None:
-    pq.write_table(pa.table({"text": ["abc"]}), tmp_path / "in.parquet")
-    with pytest.raises(ValueError, match=next(iter(fields))):
-        text_lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", **fields)
-    assert not (tmp_path / "out.parquet").exists()

@@ -38,12 +38,8 @@ def test_rows_in_order(tmp_path: Path, window: int):
     assert [row["id"] for row in rows] == [line["id"] for line in lines]
     assert report == ScoreFileReport(tmp_path / "out.jsonl", texts=6, errors=1, tokens=12, kept=0)
     assert rows[2] == {
-        "id": "line 2",
-        "token_ids": [9, 3],
-        "logprobs": [None, -3.0],
-        "sum_logprob": -3.0,
-        "perplexity": math.exp(3),
-    }
+        "id": "line 2", "token_ids": [9, 3], "logprobs": [None, -3.0], "sum_logprob": -3.0, "perplexity": math.exp(3),
+    }  # fmt: skip
     assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]
 
 

@@ -2,7 +2,6 @@
 
 import math
 import random
-import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -32,26 +31,6 @@ def scored(path: Path, ending: str = ".jsonl", **settings: Any) -> list[dict[str
     output = path.with_name(f"out{ending}")
     run_toy(TOY, path, output, **settings)
     return read_lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
-
-
-def test_all_formats_hold_the_same_rows(tmp_path: Path):
-    rows: list[dict[str, Any]] = [{"id": f"row {i}", "text": "abcdefgh"[: i % 9]} for i in range(20)]
-    rows[4] = {"id": None, "text": "é"}
-    lines = write_lines(tmp_path / "in.jsonl", rows)
-    parquet = table({name: [row[name] for row in rows] for name in ("id", "text")}, tmp_path / "in.parquet")
-    expected = [_plain(row, 0) for row in scored(lines, window=6)]
-    assert sum("error" in row for row in expected) == 3
-    assert [_plain(row, 0) for row in scored(lines, ".parquet", window=6)] == expected
-    for ending in (".jsonl", ".parquet"):
-        assert [_plain(row, 1) for row in scored(parquet, ending, window=6)] == expected
-
-
-def _plain(row: dict[str, Any], first: int) -> dict[str, Any]:
-    """Return a row without nulls; tables count rows as lines."""
-    result = {key: value for key, value in row.items() if value is not None}
-    if "error" in result:
-        result["error"] = re.sub(r"^(line|row) (\d+)", lambda match: f"line {int(match[2]) + first}", result["error"])
-    return result
 
 
 def test_columns_of_the_output(tmp_path: Path):

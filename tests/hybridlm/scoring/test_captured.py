@@ -219,20 +219,17 @@ def test_several_processes_are_refused(text_lm: hybridlm.LM, tmp_path: Path, mon
             run()
 
 
-@pytest.mark.parametrize(
-    ("settings", "words"),
-    [
-        ({"hidden_states": [3]}, "hidden_states.*0..2.*3"),
-        ({"hidden_states": [-1]}, "hidden_states.*0..2"),
-        ({"hidden_states": [1.0]}, "hidden_states"),
-        ({"hidden_states": [1], "positions": "first"}, "positions.*first"),
-        ({"hidden_states": [1], "positions": [13]}, "positions, score 0.*0..12.*13"),
-        ({"hidden_states": [1], "positions": [[1]]}, "positions.*each of 2.*1"),
-        ({"hidden_states": [1], "positions": [[1], [True]]}, r"positions\[1\].*mask of 6.*1"),
-        ({"positions": [1]}, "positions.*hidden_states or states"),
-        ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "words"), [
+    ({"hidden_states": [3]}, "hidden_states.*0..2.*3"),
+    ({"hidden_states": [-1]}, "hidden_states.*0..2"),
+    ({"hidden_states": [1.0]}, "hidden_states"),
+    ({"hidden_states": [1], "positions": "first"}, "positions.*first"),
+    ({"hidden_states": [1], "positions": [13]}, "positions, score 0.*0..12.*13"),
+    ({"hidden_states": [1], "positions": [[1]]}, "positions.*each of 2.*1"),
+    ({"hidden_states": [1], "positions": [[1], [True]]}, r"positions\[1\].*mask of 6.*1"),
+    ({"positions": [1]}, "positions.*hidden_states or states"),
+    ({"capture_to": "here"}, "capture_to.*hidden_states or states"),
+])  # fmt: skip
 def test_inconsistent_input_is_refused(text_lm: hybridlm.LM, settings: Any, words: str) -> None:
     steps = text_lm.engine.stats["steps"]
     with pytest.raises(ValueError, match=words):

@@ -82,18 +82,15 @@ def test_token_ids(text_lm: hybridlm.LM):
         _ = choice.per_byte
 
 
-@pytest.mark.parametrize(
-    ("context", "options", "error", "message"),
-    [
-        ("a", [], TypeError, "options: expected a list of at least one option"),
-        ("a", "bc", TypeError, "options: expected a list"),
-        ("a", ["b", [5]], TypeError, r"options\[1\]: expected text or token ids like the context"),
-        ("a", ["b", ""], ValueError, r"options\[1\]: '' adds no token to the context"),
-        ("a" * 250, ["b", "c" * 10], ValueError, r"options\[1\]: has 260 tokens, the context holds 256"),
-        ([5], [[6], [100000]], ValueError, r"options\[1\]: token id 100000"),
-        ([], [[6]], ValueError, "context: is empty"),
-    ],
-)
+@pytest.mark.parametrize(("context", "options", "error", "message"), [
+    ("a", [], TypeError, "options: expected a list of at least one option"),
+    ("a", "bc", TypeError, "options: expected a list"),
+    ("a", ["b", [5]], TypeError, r"options\[1\]: expected text or token ids like the context"),
+    ("a", ["b", ""], ValueError, r"options\[1\]: '' adds no token to the context"),
+    ("a" * 250, ["b", "c" * 10], ValueError, r"options\[1\]: has 260 tokens, the context holds 256"),
+    ([5], [[6], [100000]], ValueError, r"options\[1\]: token id 100000"),
+    ([], [[6]], ValueError, "context: is empty"),
+])  # fmt: skip
 def test_bad_options(text_lm: hybridlm.LM, context: object, options: object, error: type[Exception], message: str):
     with pytest.raises(error, match=message):
         text_lm.choose(context, options)  # type: ignore[arg-type]  # wrong on purpose

@@ -128,26 +128,14 @@ def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hyb
         assert score.chosen.ranks.tolist() == text.chosen.ranks.tolist()
 
 
-@pytest.mark.parametrize(
-    ("fields", "named"),
-    [
-        ({"token_ids": [[3], [4]]}, "token_ids"),
-        ({"token_ids": [[[3], [4]]]}, r"token_ids\[0\]"),
-        ({"token_ids": [-1]}, "token_ids"),
-        ({"token_ids": [[[3], [1 << 30], [3]]]}, r"token_ids\[0\]\[1\]"),
-        ({"token_ids": [["a"]]}, r"token_ids\[0\]"),
-        ({"token_ids": "ab"}, "token_ids"),
-        ({"top": -1}, "top"),
-        ({"top": 1 << 20}, "top"),
-        ({"temperature": 0.0}, "temperature"),
-        ({"temperature": float("nan")}, "temperature"),
-        ({"temperature": "1"}, "temperature"),
-        ({"start": 1}, "start"),
-        ({"start": 5, "top": 1}, "start"),
-        ({"start": [1, 1], "top": 1}, "start"),
-        ({"top_logprobs": 1, "top": 1}, "top_logprobs"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"token_ids": [[3], [4]]}, "token_ids"), ({"token_ids": [[[3], [4]]]}, r"token_ids\[0\]"),
+    ({"token_ids": [-1]}, "token_ids"), ({"token_ids": [[[3], [1 << 30], [3]]]}, r"token_ids\[0\]\[1\]"),
+    ({"token_ids": [["a"]]}, r"token_ids\[0\]"), ({"token_ids": "ab"}, "token_ids"), ({"top": -1}, "top"),
+    ({"top": 1 << 20}, "top"), ({"temperature": 0.0}, "temperature"), ({"temperature": float("nan")}, "temperature"),
+    ({"temperature": "1"}, "temperature"), ({"start": 1}, "start"), ({"start": 5, "top": 1}, "start"),
+    ({"start": [1, 1], "top": 1}, "start"), ({"top_logprobs": 1, "top": 1}, "top_logprobs"),
+])  # fmt: skip
 def test_inconsistent_input_is_named(text_lm: hybridlm.LM, fields: dict[str, Any], named: str) -> None:
     steps = text_lm.stats["steps"]
     with pytest.raises((TypeError, ValueError), match=f"^{named}: "):

@@ -58,10 +58,6 @@ def test_every_token_is_predicted_once(size: int) -> None:
         assert windows[0].tokens[0] == PREFIX
 
 
-def test_an_empty_text_has_no_window() -> None:
-    assert rolling_windows([], PREFIX, 4) == []
-
-
 def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
     """Return log-probabilities (token + places) / -100, by place within the window."""
     return [
@@ -73,18 +69,6 @@ def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
         )
         for window in windows
     ]
-
-
-def test_perplexity_of_several_texts() -> None:
-    texts = [list(range(10, 20)), [30], [40, 41, 42]]
-    total, count = 0.0, 0
-    for text in texts:
-        for context, targets in by_definition(text, 3):
-            total += sum((token + place) / 100 for place, token in enumerate(targets, len(context)))
-            count += len(targets)
-    assert count == 14
-    windows = ((i, part) for i, text in enumerate(texts) for part in rolling_windows(text, PREFIX, 4))
-    assert corpus_perplexity(windows, fake_scores, batch_size=3) == pytest.approx(math.exp(total / count), rel=1e-6)
 
 
 @SIZES
@@ -126,17 +110,14 @@ def test_second_halves_as_in_llama_cpp(size: int) -> None:
             assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
 
 
-@pytest.mark.parametrize(
-    ("settings", "message"),
-    [
-        (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
-        (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
-        (("strided", 8, 9, None), "window: expected 2..8, got 9"),
-        (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
-        (("rolling", 8, None, 4), 'stride: .*"strided", got 4'),
-        (("rolling", 8, None, None), "no BOS or EOS token"),
-    ],
-)
+@pytest.mark.parametrize(("settings", "message"), [
+    (("rolled", 8, None, None), "convention: expected one of rolling, strided, llama.cpp, got 'rolled'"),
+    (("rolling", 1, None, None), "perplexity: needs a context of at least 2 tokens, got 1"),
+    (("strided", 8, 9, None), "window: expected 2..8, got 9"),
+    (("strided", 8, None, 0), "stride: expected 1..8, the window, got 0"),
+    (("rolling", 8, None, 4), 'stride: .*"strided", got 4'),
+    (("rolling", 8, None, None), "no BOS or EOS token"),
+])  # fmt: skip
 def test_windows_that_cannot_be(settings: tuple[str, int, int | None, int | None], message: str) -> None:
     with pytest.raises(ValueError, match=message):
         windows_of(*settings, None, [])

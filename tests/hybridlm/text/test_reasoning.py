@@ -30,13 +30,9 @@ def tokenizer(special: bool | None, template: str | None = None) -> Tokenizer:
 
 @pytest.mark.parametrize("special", [True, False, None])
 @pytest.mark.parametrize(("prompt", "message", "reasoning", "answer"), [
-    ("a<think>\n", "hm 漢\n</think>\n\nyes", "hm 漢", "yes"),
-    ("a", "<think>hm</think>yes", "hm", "yes"),
-    ("a<think>", "hm", "hm", ""),
-    ("a", "<think>hm", "hm", ""),
-    ("a", "yes </think> no", None, None),
-    ("a <think> b\nassistant:", "yes", None, None),
-    ("a<think>", "</think>yes</think>", "", "yes</think>"),
+    ("a<think>\n", "hm 漢\n</think>\n\nyes", "hm 漢", "yes"), ("a", "<think>hm</think>yes", "hm", "yes"),
+    ("a<think>", "hm", "hm", ""), ("a", "<think>hm", "hm", ""), ("a", "yes </think> no", None, None),
+    ("a <think> b\nassistant:", "yes", None, None), ("a<think>", "</think>yes</think>", "", "yes</think>"),
     ("a<think>", "", "", ""),
 ])  # fmt: skip
 def test_thoughts_and_answer(

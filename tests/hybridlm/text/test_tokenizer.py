@@ -258,26 +258,15 @@ def test_no_template(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("escape", [
-    "{{ ''.__class__ }}",
-    "{{ ''.__class__.__mro__ }}",
-    "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
-    "{{ ''|attr('__class__')|attr('__mro__') }}",
-    "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
-    "{{ '{x.__class__}'.format_map({'x': messages}) }}",
-    "{{ raise_exception.__globals__ }}",
-    "{{ strftime_now.__globals__['json'] }}",
-    "{{ namespace.__init__.__globals__ }}",
-    "{{ cycler.__init__.__globals__.os.popen('true').read() }}",
-    "{{ self._TemplateReference__context }}",
-    "{{ namespace(__class__=1) }}",
-    "{% set ns = namespace() %}{% set ns.__class__ = 1 %}",
-    "{{ messages.append(1) }}",
-    "{{ messages[0].update({'role': 'x'}) }}",
-    "{{ messages[0].clear() }}",
-    "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}",
-    "{% include '/etc/passwd' %}",
-    "{% import 'os' as os %}",
-    "{% for i in range(10**9) %}{% endfor %}",
+    "{{ ''.__class__ }}", "{{ ''.__class__.__mro__ }}", "{{ ''['__class__']['__mro__'][1]['__subclasses__']() }}",
+    "{{ ''|attr('__class__')|attr('__mro__') }}", "{{ '{0.__class__.__init__.__globals__}'.format(messages) }}",
+    "{{ '{x.__class__}'.format_map({'x': messages}) }}", "{{ raise_exception.__globals__ }}",
+    "{{ strftime_now.__globals__['json'] }}", "{{ namespace.__init__.__globals__ }}",
+    "{{ cycler.__init__.__globals__.os.popen('true').read() }}", "{{ self._TemplateReference__context }}",
+    "{{ namespace(__class__=1) }}", "{% set ns = namespace() %}{% set ns.__class__ = 1 %}", "{{ messages.append(1) }}",
+    "{{ messages[0].update({'role': 'x'}) }}", "{{ messages[0].clear() }}",
+    "{{ (messages|map(attribute='__class__')|list)[0].__mro__ }}", "{% include '/etc/passwd' %}",
+    "{% import 'os' as os %}", "{% for i in range(10**9) %}{% endfor %}",
 ])  # fmt: skip
 def test_sandbox(escape: str) -> None:
     template = "{{ messages[0].role }}" + escape

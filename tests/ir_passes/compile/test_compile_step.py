@@ -120,22 +120,9 @@ def test_scratch_is_planned_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch
     assert step.plan is step.plan and len(planned) == 1
 
 
-def test_notebooks_show_certificate_pools_and_scratch(step: CompiledStep) -> None:
-    page = step._repr_html_()
-    assert page.startswith(step.certificate._repr_html_())
-    for pool in step.certificate.pools:
-        assert f'<td>{pool.path}</td><td>{pool.successor}</td><td class="number">{pool.bytes:,}</td>' in page
-    assert f'<td>allocated by XLA</td><td class="number">{step.certificate.memory.temp:,}</td>' in page
-
-
 def test_example_arguments_may_be_abstract() -> None:
     abstract = jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype), args())
     assert_same(compile_step(one_pool, abstract, ONE)(*args()), one_pool(*args()))
-
-
-def test_wrong_choice_of_certify() -> None:
-    with pytest.raises(ValueError, match="certify: expected one of error, warn, off, got 'no'"):
-        compile_step(one_pool, args(), ONE, certify="no")  # type: ignore[arg-type]  # wrong on purpose
 
 
 def test_leak_is_refused_with_its_line() -> None:
@@ -274,10 +261,6 @@ def test_outputs_are_ordered_so_that_pools_meet_their_own_donors() -> None:
         expected = jax.tree.map(np.asarray, expected)
         out, pools = step(*operands)
         assert_same((out, pools), expected)
-
-
-def test_order_is_left_alone_where_it_is_right(step: CompiledStep) -> None:
-    assert output_order(step.bound) == (0, 1)
 
 
 def partly_donated(state, x):

@@ -30,15 +30,6 @@ def test_the_null_row_is_never_handed_out() -> None:
     owner.check_integrity()
 
 
-def test_exhaustion_names_the_number_of_rows() -> None:
-    owner = SlotOwner(4, "state")
-    slots = [owner.acquire() for _ in range(3)]
-    with pytest.raises(SlotsExhausted, match=r"'state': all 3 rows are held \(0 of them"):
-        owner.acquire()
-    owner.release(slots.pop())
-    owner.acquire()
-
-
 def test_a_dropped_token_is_a_leak_that_is_named() -> None:
     owner = SlotOwner(3)
     saved, _ = owner.acquire(), owner.acquire()
@@ -49,36 +40,6 @@ def test_a_dropped_token_is_a_leak_that_is_named() -> None:
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.DROPPED,)):
         owner.check_integrity()
     owner.release(saved)
-
-
-def test_double_release() -> None:
-    owner = SlotOwner(4)
-    slot = owner.acquire()
-    owner.release(slot)
-    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        owner.release(slot)
-    owner.check_integrity()
-
-
-def test_use_after_release_even_when_the_row_has_a_new_tenant() -> None:
-    owner = SlotOwner(2)
-    old = owner.acquire()
-    owner.release(old)
-    new = owner.acquire()
-    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        owner.bind([old], 1)
-    with pytest.raises(SlotError):
-        owner.release(old)
-    assert row_of(owner, new) == 1
-
-
-def test_duplicates_are_refused_where_rows_are_written() -> None:
-    owner = SlotOwner(4)
-    a, b = owner.acquire(), owner.acquire()
-    for role in ("both", "write"):
-        with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.SHARED,)):
-            owner.bind([a, b, a], 3, role)
-    np.testing.assert_array_equal(owner.bind([a, b, a], 3, "read"), [1, 2, 1])
 
 
 def test_all_faults_in_one_message() -> None:
@@ -96,17 +57,6 @@ def test_all_faults_in_one_message() -> None:
         (SlotFault.SHARED, "lanes [1, 2]"),
     ]
     assert all(fault.sentence in str(error.value) for fault in error.value.faults)
-
-
-def test_a_moved_slot_leaves_a_dead_token() -> None:
-    owner = SlotOwner(4)
-    old = owner.acquire()
-    new = owner.move(old)
-    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        owner.bind([old], 1)
-    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
-        owner.move(old)
-    assert row_of(owner, new) == 1 and owner.free == 2
 
 
 @pytest.mark.parametrize("duplicate", [copy.copy, copy.deepcopy, pickle.dumps])

@@ -86,12 +86,8 @@ def test_lanes_are_named_by_number_and_pools_by_path() -> None:
     bound = CONTRACT.bind(lambda pool, slots, x: (x, pool), ARGS)
     pool = PoolRows(Leaf(0), "p", 0)
     parts = [
-        (COMMON, (7,)),
-        (pool, (9, 5)),
-        (OneLane(2), (5,)),
-        (LaneRows(1, inner=2, start=4), (5, 6)),
-        (pool, (9, 5)),
-    ]
+        (COMMON, (7,)), (pool, (9, 5)), (OneLane(2), (5,)), (LaneRows(1, inner=2, start=4), (5, 6)), (pool, (9, 5)),
+    ]  # fmt: skip
     assert concerned(bound, parts) == ("lanes 2 and 4 to 6", "args[0]")
     split = [(OneLane(0, ("data",)), (5,)), (OneLane(Symbol(Number(3), LANES)), (5,))]
     assert concerned(bound, split) == ("lane 0 of each device along data", "the lane of a loop index")

@@ -238,18 +238,14 @@ def test_a_loop_over_active_lanes_keeps_the_rows_of_the_others(name: str) -> Non
     assert not leaks(step, COUNTED, draw_count, seeds=range(4))
 
 
-@pytest.mark.parametrize(
-    "step",
-    [
-        while_below(lambda count: count + 1),
-        while_below(lambda count: LANES),
-        while_below(lambda count: count, index=lambda i: i + 1),
-        while_below(lambda count: count, index=lambda i: LANES - 1 - i),
-        while_below(lambda count: count, by=2),
-        lambda rows, x, count: lax.fori_loop(-1, count, lambda i, rows: rows.at[i].set(x[i]), rows),
-    ],
-    ids=["one too many", "all", "the next", "from the end", "steps of two", "from below zero"],
-)
+@pytest.mark.parametrize("step", [
+    while_below(lambda count: count + 1),
+    while_below(lambda count: LANES),
+    while_below(lambda count: count, index=lambda i: i + 1),
+    while_below(lambda count: count, index=lambda i: LANES - 1 - i),
+    while_below(lambda count: count, by=2),
+    lambda rows, x, count: lax.fori_loop(-1, count, lambda i, rows: rows.at[i].set(x[i]), rows),
+], ids=["one too many", "all", "the next", "from the end", "steps of two", "from below zero"])  # fmt: skip
 def test_a_loop_over_other_lanes_than_the_active_ones_is_refused(step: Callable[..., Any]) -> None:
     with pytest.raises(IsolationError):
         prove_isolation(step, draw_count(np.random.default_rng(0)), COUNTED)

@@ -47,15 +47,11 @@ def faults(step: Any, args: tuple[Any, ...], con: LaneContract) -> str:
     return str(error.value)
 
 
-@pytest.mark.parametrize(
-    ("step", "con", "draw"),
-    [
-        (declared.kernel_step, declared.CONTRACT, rows.draw),
-        (declared.row_pool_step, declared.TAKEN, declared.draw_taken),
-        (declared.length_step, declared.LENGTH, rows.draw_length),
-    ],
-    ids=["rows by slot", "row pool", "lengths"],
-)
+@pytest.mark.parametrize(("step", "con", "draw"), [
+    (declared.kernel_step, declared.CONTRACT, rows.draw),
+    (declared.row_pool_step, declared.TAKEN, declared.draw_taken),
+    (declared.length_step, declared.LENGTH, rows.draw_length),
+], ids=["rows by slot", "row pool", "lengths"])  # fmt: skip
 def test_right_calls_are_proved_and_keep_lanes_apart(step, con, draw) -> None:
     assert prove_isolation(step, draw(np.random.default_rng(0)), con)
     assert not leaks(step, con, draw)

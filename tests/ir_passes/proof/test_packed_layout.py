@@ -95,14 +95,10 @@ def test_what_is_assumed_of_packed_tokens_and_pages_is_said() -> None:
     }
 
 
-@pytest.mark.parametrize(
-    ("inputs", "args", "entry"),
-    [
-        ((Lane(), Pool("p"), SlotMap("p", 4)), (IDS[:LANES], X, jnp.ones((LANES, 2), jnp.int32)), "a PageTable"),
-        ((Lane(), Shared(), Pool("p"), SlotMap("p", 4)), (X, CU, X, IDS[:LANES]), "is Packed()"),
-    ],
-    ids=["pages behind a slot map", "tokens taken for lanes"],
-)
+@pytest.mark.parametrize(("inputs", "args", "entry"), [
+    ((Lane(), Pool("p"), SlotMap("p", 4)), (IDS[:LANES], X, jnp.ones((LANES, 2), jnp.int32)), "a PageTable"),
+    ((Lane(), Shared(), Pool("p"), SlotMap("p", 4)), (X, CU, X, IDS[:LANES]), "is Packed()"),
+], ids=["pages behind a slot map", "tokens taken for lanes"])  # fmt: skip
 def test_the_entry_that_is_meant_is_named(inputs: tuple, args: tuple, entry: str) -> None:
     with pytest.raises(ContractError, match=re.escape(entry)):
         prove_isolation(lambda *args: (args[0],), args, LaneContract(inputs, (inputs[0],)))

@@ -218,15 +218,11 @@ def bits(tree: Any) -> list[bytes]:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize(
-    ("step", "arguments", "con"),
-    [
-        (lambda k, x: (x + noise(k)[None],), lambda: (key(), X), ONE),
-        (each(jax.random.clone), lambda: (keys(), X), OWN),
-        (pooled, pools, POOLS),
-    ],
-    ids=["shared", "of lanes", "of a pool"],
-)
+@pytest.mark.parametrize(("step", "arguments", "con"), [
+    (lambda k, x: (x + noise(k)[None],), lambda: (key(), X), ONE),
+    (each(jax.random.clone), lambda: (keys(), X), OWN),
+    (pooled, pools, POOLS),
+], ids=["shared", "of lanes", "of a pool"])  # fmt: skip
 def test_a_step_that_samples_is_compiled_exported_and_run(step, arguments, con, tmp_path) -> None:
     wanted = bits(jax.jit(step)(*arguments()))
     compiled = compile_step(step, arguments(), con, certificates=tmp_path)

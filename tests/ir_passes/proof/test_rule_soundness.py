@@ -5,7 +5,8 @@ are compared for these lanes.
 """
 
 from collections import Counter
-from typing import Any
+from collections.abc import Callable
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -50,60 +51,49 @@ def test_predictions_for_the_zoo_hold() -> None:
     assert [fault for name in RUN for fault in broken(PROGRAMS[name])] == []
 
 
-@pytest.mark.slow
-def test_predictions_for_random_programs_hold() -> None:
-    assert [fault for seed in range(RANDOM) for fault in broken(random_program(seed))] == []
+class Draw(NamedTuple):
+    """Random programs: of `count` seeds in every run, of `block` seeds with `more` operations in a long one."""
+
+    program: Callable[..., Program]
+    count: int
+    block: int
+    more: Callable[[int], int]
+    run: Any = by_numpy
+    seeds: range = range(2)
 
 
-def test_predictions_for_random_layouts_hold() -> None:
-    """Packed tokens and pages."""
-    assert [fault for seed in range(LAYOUTS) for fault in broken(random_layout(seed), range(2))] == []
+DRAWS = {
+    "programs": Draw(random_program, RANDOM, 100, lambda seed: 15 + seed % 30, seeds=range(3)),
+    # Packed tokens and pages.
+    "layouts": Draw(random_layout, LAYOUTS, 100, lambda seed: 8 + seed % 16),
+    # Tokens, masks and ids after slices, padding and scans.
+    "neighbours": Draw(random_neighbours, NEIGHBOURS, 100, lambda seed: 10 + seed % 15),
+    # Second rows, masks, counts, arrays that are left out.
+    "forms": Draw(random_form, FORMS, 100, lambda seed: 8 + seed % 16),
+    # Typed random keys; kernels and callbacks that are declared.
+    "calls": Draw(random_calls, CALLS, 50, lambda seed: 8 + seed % 12, by_xla),
+}
+SLOW = "programs", "calls"
 
 
-def test_predictions_for_random_neighbours_hold() -> None:
-    """Tokens, masks and ids after slices, padding and scans."""
-    assert [fault for seed in range(NEIGHBOURS) for fault in broken(random_neighbours(seed), range(2))] == []
-
-
-def test_predictions_for_random_forms_hold() -> None:
-    """Second rows, masks, counts, arrays that are left out."""
-    assert [fault for seed in range(FORMS) for fault in broken(random_form(seed), range(2))] == []
-
-
-@pytest.mark.slow
-def test_predictions_for_random_calls_hold() -> None:
-    """Typed random keys; kernels and callbacks that are declared."""
-    assert [fault for seed in range(CALLS) for fault in broken(random_calls(seed), range(2), run=by_xla)] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("block", range(20))
-def test_predictions_for_many_random_calls_hold(block: int) -> None:
-    seeds = range(100 + 50 * block, 150 + 50 * block)
-    broken_ones = (broken(random_calls(seed, 8 + seed % 12), range(2), run=by_xla) for seed in seeds)
-    assert [fault for faults_of_one in broken_ones for fault in faults_of_one] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("block", range(20))
-def test_predictions_for_many_random_forms_hold(block: int) -> None:
-    seeds = range(100 + 100 * block, 200 + 100 * block)
-    assert [fault for seed in seeds for fault in broken(random_form(seed, 8 + seed % 16), range(2))] == []
+@pytest.mark.parametrize(
+    "names", [tuple(name for name in DRAWS if name not in SLOW), pytest.param(SLOW, marks=pytest.mark.slow)]
+)
+def test_predictions_for_random_programs_hold(names: tuple[str, ...]) -> None:
+    for draw in map(DRAWS.__getitem__, names):
+        programs = map(draw.program, range(draw.count))
+        assert [fault for program in programs for fault in broken(program, draw.seeds, run=draw.run)] == []
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("block", range(20))
-def test_predictions_for_many_random_layouts_hold(block: int) -> None:
-    seeds = range(100 + 100 * block, 200 + 100 * block)
-    assert [fault for seed in seeds for fault in broken(random_layout(seed, 8 + seed % 16), range(2))] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("block", range(20))
-def test_predictions_for_many_random_neighbours_hold(block: int) -> None:
-    seeds = range(100 + 100 * block, 200 + 100 * block)
-    programs = (random_neighbours(seed, 10 + seed % 15) for seed in seeds)
-    assert [fault for program in programs for fault in broken(program, range(2))] == []
+@pytest.mark.parametrize(
+    ("name", "block"), [(name, block) for name in DRAWS for block in range(50 if name == "programs" else 20)]
+)
+def test_predictions_for_many_random_programs_hold(name: str, block: int) -> None:
+    draw = DRAWS[name]
+    first = 100 + draw.block * block
+    programs = (draw.program(seed, draw.more(seed)) for seed in range(first, first + draw.block))
+    assert [fault for program in programs for fault in broken(program, draw.seeds, run=draw.run)] == []
 
 
 def test_random_layouts_are_varied() -> None:
@@ -163,13 +153,6 @@ def test_predictions_for_idle_lanes_hold() -> None:
 def test_predictions_for_many_programs_with_idle_lanes_hold(block: int) -> None:
     seeds = range(100 * block, 100 + 100 * block)
     assert [fault for seed in seeds for fault in broken(random_program(seed, 15 + seed % 30, idle=True))] == []
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("block", range(50))
-def test_predictions_for_many_random_programs_hold(block: int) -> None:
-    seeds = range(100 + 100 * block, 200 + 100 * block)
-    assert [fault for seed in seeds for fault in broken(random_program(seed, 15 + seed % 30))] == []
 
 
 def test_random_programs_are_varied() -> None:

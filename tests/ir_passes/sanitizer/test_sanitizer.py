@@ -245,27 +245,6 @@ def test_stale_state_of_the_previous_tenant() -> None:
     assert isinstance(fault, LaneFault) and "test_sanitizer.py:" in fault.source and fault.source in str(error)
 
 
-@pytest.mark.long
-def test_only_one_pool_is_not_reset() -> None:
-    def step(w, conv, ssm, slots, lengths, positions, x):
-        out, conv, _ = batched()(w, conv, ssm, slots, lengths, positions, x)
-        state = ssm[slots] * 0.9 + x[:, None, :]
-        return out, conv, ssm.at[slots].set(jnp.where((lengths > 0)[:, None, None], state, ssm[slots]))
-
-    host = Host(step)
-    start(host, (5, 3))
-    fails(host, LabelFault.OWNER, [3, 0, 0], [(6, 0, 1), None, None], index=(0, 3), label="mul reads args[2]")
-
-
-@pytest.mark.long
-def test_state_reset_in_the_middle_of_a_sequence() -> None:
-    step = lambda w, conv, ssm, slots, lengths, positions, x: batched()(w, conv, ssm, slots, lengths, positions % 2, x)
-    host = Host(step)
-    start(host, (5, 3))
-    host.take([3, 0, 0], [(5, 1, 1), None, None])
-    fails(host, LabelFault.OWNER, [3, 0, 0], [(5, 2, 1), None, None], expected=(5, 2), actual=(ReservedOwner.FRESH,))
-
-
 @pytest.mark.parametrize("same_step", [True, False])
 def test_slot_shared_by_two_live_sequences(same_step: bool) -> None:
     host = Host(GATHERED)
@@ -282,13 +261,6 @@ def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
     start(host, (5, 3), (6, 4))
     error = fails(host, LabelFault.OWNER, [4, 3, 0], [(5, 1, 1), (6, 1, 1), None], index=(0, 4))
     assert error.lanes == (0, 1) and error.faults[1].about == "lane 1, row 3"
-
-
-@pytest.mark.long
-def test_row_that_no_step_wrote() -> None:
-    host = Host(batched(write=lambda s: jnp.where(s == 3, SLOTS, s)))
-    start(host, (5, 3))
-    fails(host, LabelFault.OWNER, [3, 0, 0], [(5, 1, 1), None, None], expected=(5, 1), actual=(ReservedOwner.FRESH,))
 
 
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
@@ -441,14 +413,6 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
         host.ledger.adopt(owner, labels[2])
     host.take([2, 3, 1], [(8, 2, 1), (9, 2, 1), (5, 3, 1)])
     host.take([3, 2, 1], [(9, 3, 1), (8, 3, 1), (5, 4, 1)])
-
-
-@pytest.mark.slow
-def test_a_snapshot_restored_at_the_wrong_position() -> None:
-    host, labels = snapshots()
-    copied(host, [4, 0, 0], [2, 0, 0])
-    host.ledger.adopt(8, labels[2])
-    fails(host, LabelFault.POSITION, [2, 0, 0], [(8, 2, 1), None, None], index=(0, 2), expected=(5, 2), actual=(5, 1))
 
 
 @pytest.mark.slow

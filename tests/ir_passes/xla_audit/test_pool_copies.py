@@ -176,20 +176,13 @@ def all_rows_of_the_lanes(pool, slots, x):
 @pytest.mark.parametrize(
     ("step", "slots"),
     [
-        (rotary_table, 64),
-        (as_many_tokens, 68),
-        (all_rows_of_the_lanes, LANES + 1),
-        (all_rows_of_the_lanes, LANES),
+        (rotary_table, 64), (as_many_tokens, 68), (all_rows_of_the_lanes, LANES + 1), (all_rows_of_the_lanes, LANES),
         (all_rows_of_the_lanes, 3),
     ],
     ids=[
-        "rotary table",
-        "as many tokens",
-        "a row for each lane and the null row",
-        "as many lanes as rows",
-        "fewer rows",
+        "rotary table", "as many tokens", "a row for each lane and the null row", "as many lanes as rows", "fewer rows",
     ],
-)
+)  # fmt: skip
 def test_arrays_of_a_pools_size_that_hold_none_of_it(step: Callable[..., Any], slots: int) -> None:
     assert findings(step, *slotted(slots, 16)) == ()
 

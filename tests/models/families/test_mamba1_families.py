@@ -61,20 +61,17 @@ def test_experts_of_jamba_by_the_name_of_transformers() -> None:
     assert read(config | {"num_local_experts": experts}) == read(config | {"num_experts": experts})
 
 
-@pytest.mark.parametrize(
-    ("name", "fields", "fault"),
-    [
-        ("mamba_base", {"use_bias": True}, "use_bias"),
-        ("mamba_base", {"hidden_act": "gelu"}, "hidden_act"),
-        ("mamba_base", {"rms_norm": False}, "rms_norm"),
-        ("jamba_base", {"mamba_proj_bias": True}, "mamba_proj_bias"),
-        ("jamba_base", {"attn_layer_offset": 3}, "attn_layer_offset"),
-        ("jamba_base", {"expert_layer_offset": 2}, "expert_layer_offset"),
-        ("jamba_base", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
-        ("jamba_base", {"sliding_window": 128}, "sliding_window"),
-        ("jamba_base", {"num_local_experts": 8}, "num_local_experts"),
-    ],
-)
+@pytest.mark.parametrize(("name", "fields", "fault"), [
+    ("mamba_base", {"use_bias": True}, "use_bias"),
+    ("mamba_base", {"hidden_act": "gelu"}, "hidden_act"),
+    ("mamba_base", {"rms_norm": False}, "rms_norm"),
+    ("jamba_base", {"mamba_proj_bias": True}, "mamba_proj_bias"),
+    ("jamba_base", {"attn_layer_offset": 3}, "attn_layer_offset"),
+    ("jamba_base", {"expert_layer_offset": 2}, "expert_layer_offset"),
+    ("jamba_base", {"num_experts_per_tok": 5}, "num_experts_per_tok"),
+    ("jamba_base", {"sliding_window": 128}, "sliding_window"),
+    ("jamba_base", {"num_local_experts": 8}, "num_local_experts"),
+])  # fmt: skip
 def test_faults_of_mamba_configs_are_named(name: str, fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(tiny(name) | fields)

@@ -73,15 +73,12 @@ def test_limits_of_the_time_step(infinity: Any) -> None:
     assert read(config).layers[0][0].step_limits == (0.01, math.inf)  # type: ignore[attr-defined]  # a Mamba2's
 
 
-@pytest.mark.parametrize(
-    ("change", "low"),
-    [
-        ({"time_step_min": 0.01}, 0.0),
-        ({"time_step_min": 0.01, "hf_compat_dt_floor": True}, 0.01),
-        ({"hf_compat_dt_floor": True}, 0.001),
-        ({"hf_compat_dt_floor": True, "time_step_limit": [0.02, math.inf]}, 0.02),
-    ],
-)
+@pytest.mark.parametrize(("change", "low"), [
+    ({"time_step_min": 0.01}, 0.0),
+    ({"time_step_min": 0.01, "hf_compat_dt_floor": True}, 0.01),
+    ({"hf_compat_dt_floor": True}, 0.001),
+    ({"hf_compat_dt_floor": True, "time_step_limit": [0.02, math.inf]}, 0.02),
+])  # fmt: skip
 def test_the_floor_of_transformers_is_there_for_who_asks(change: dict[str, Any], low: float) -> None:
     config = read(tiny("nemotron_dense") | change)
     mixer = config.layers[0][0]
@@ -132,44 +129,37 @@ def test_factors_of_falcon_move_to_outputs_and_scores() -> None:
     assert mlp == MlpConfig(96, gate_multiplier=0.8, out_multiplier=0.6)
 
 
-@pytest.mark.parametrize(
-    ("base", "change", "message"),
-    [
-        ("mamba2_base", {"n_groups": 3}, r"n_groups: expected a divisor of num_heads \(8\), found 3"),
-        ("mamba2_base", {"head_dim": 15}, "num_heads: expected as many heads of size 15 as make the inner width 128"),
-        ("mamba2_base", {"time_step_limit": [0.5, 0.1]}, "time_step_limit: expected two numbers"),
-        ("mamba2_base", {"time_step_limit": [0.0, "Infinity"]}, "time_step_limit: expected two numbers"),
-        ("mamba2_base", {"use_bias": True}, "use_bias: expected one of False"),
-        ("mamba2_base", {"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
-        ("nemotron_dense", {"layers_block_type": ["mamba", "rwkv"]}, "layers_block_type: expected letters M"),
-        ("nemotron_dense", {"num_hidden_layers": 4}, r"num_hidden_layers: expected the number of layers in .* \(3\)"),
-        ("nemotron_dense", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: expected one of 'relu2'"),
-        ("nemotron_dense", {"sliding_window": 128}, "sliding_window: expected one of None"),
-        ("nemotron_experts", {"n_group": 3}, "n_group: expected a divisor of the 8 experts .*, found 3"),
-        ("nemotron_experts", {"n_group": 8}, "n_group: expected a divisor of the 8 experts .*, found 8"),
-        ("nemotron_experts", {"topk_group": 5}, "topk_group: expected at most the 4 groups, found 5"),
-        ("nemotron_experts", {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most the 4 experts"),
-        ("nemotron_experts", {"n_shared_experts": 2}, "n_shared_experts: expected one of 1"),
-        ("granite_experts", {"num_experts_per_tok": 9}, "num_experts_per_tok: expected at least 1 and at most"),
-        ("granite_experts", {"position_embedding_type": "alibi"}, "position_embedding_type: expected one of None"),
-        ("granite_experts", {"mamba_n_heads": 7}, "mamba_n_heads: expected as many heads"),
-        ("granite_experts", {"attention_bias": True}, "attention_bias: expected one of False"),
-        ("bamba_base", {"attn_layer_indices": [2]}, "attn_layer_indices: expected indices of the 2 layers"),
-        ("bamba_base", {"attn_rotary_emb": 16}, "attn_rotary_emb: expected one of 8"),
-        ("falcon_base", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: expected a list of 5 numbers"),
-        ("falcon_base", {"mlp_multipliers": [1.0, math.inf]}, "mlp_multipliers: expected a list of 2 numbers"),
-        (
-            "nemotron_dense",
-            {"mamba_n_groups": 3},
-            "n_groups: expected 3, as of mamba_n_groups, another",
-        ),
-        ("nemotron_experts", {"num_local_experts": 9}, "num_local_experts: expected 8, as of n_routed_experts"),
-        ("bamba_base", {"partial_rotary_factor": 1.0}, "partial_rotary_factor: expected one of 0.5"),
-        ("granite_experts", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, as granitemoehybrid"),
-        ("falcon_base", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
-        ("falcon_base", {"projectors_bias": True}, "projectors_bias: expected one of False"),
-    ],
-)
+@pytest.mark.parametrize(("base", "change", "message"), [
+    ("mamba2_base", {"n_groups": 3}, r"n_groups: expected a divisor of num_heads \(8\), found 3"),
+    ("mamba2_base", {"head_dim": 15}, "num_heads: expected as many heads of size 15 as make the inner width 128"),
+    ("mamba2_base", {"time_step_limit": [0.5, 0.1]}, "time_step_limit: expected two numbers"),
+    ("mamba2_base", {"time_step_limit": [0.0, "Infinity"]}, "time_step_limit: expected two numbers"),
+    ("mamba2_base", {"use_bias": True}, "use_bias: expected one of False"),
+    ("mamba2_base", {"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
+    ("nemotron_dense", {"layers_block_type": ["mamba", "rwkv"]}, "layers_block_type: expected letters M"),
+    ("nemotron_dense", {"num_hidden_layers": 4}, r"num_hidden_layers: expected the number of layers in .* \(3\)"),
+    ("nemotron_dense", {"mlp_hidden_act": "silu"}, "mlp_hidden_act: expected one of 'relu2'"),
+    ("nemotron_dense", {"sliding_window": 128}, "sliding_window: expected one of None"),
+    ("nemotron_experts", {"n_group": 3}, "n_group: expected a divisor of the 8 experts .*, found 3"),
+    ("nemotron_experts", {"n_group": 8}, "n_group: expected a divisor of the 8 experts .*, found 8"),
+    ("nemotron_experts", {"topk_group": 5}, "topk_group: expected at most the 4 groups, found 5"),
+    ("nemotron_experts", {"num_experts_per_tok": 5}, "num_experts_per_tok: expected at most the 4 experts"),
+    ("nemotron_experts", {"n_shared_experts": 2}, "n_shared_experts: expected one of 1"),
+    ("granite_experts", {"num_experts_per_tok": 9}, "num_experts_per_tok: expected at least 1 and at most"),
+    ("granite_experts", {"position_embedding_type": "alibi"}, "position_embedding_type: expected one of None"),
+    ("granite_experts", {"mamba_n_heads": 7}, "mamba_n_heads: expected as many heads"),
+    ("granite_experts", {"attention_bias": True}, "attention_bias: expected one of False"),
+    ("bamba_base", {"attn_layer_indices": [2]}, "attn_layer_indices: expected indices of the 2 layers"),
+    ("bamba_base", {"attn_rotary_emb": 16}, "attn_rotary_emb: expected one of 8"),
+    ("falcon_base", {"ssm_multipliers": [1.0] * 4}, "ssm_multipliers: expected a list of 5 numbers"),
+    ("falcon_base", {"mlp_multipliers": [1.0, math.inf]}, "mlp_multipliers: expected a list of 2 numbers"),
+    ("nemotron_dense", {"mamba_n_groups": 3}, "n_groups: expected 3, as of mamba_n_groups, another"),
+    ("nemotron_experts", {"num_local_experts": 9}, "num_local_experts: expected 8, as of n_routed_experts"),
+    ("bamba_base", {"partial_rotary_factor": 1.0}, "partial_rotary_factor: expected one of 0.5"),
+    ("granite_experts", {"partial_rotary_factor": 0.5}, "partial_rotary_factor: expected 1, as granitemoehybrid"),
+    ("falcon_base", {"rope_parameters": {"partial_rotary_factor": 0.5}}, "rope_parameters.partial_rotary_factor"),
+    ("falcon_base", {"projectors_bias": True}, "projectors_bias: expected one of False"),
+])  # fmt: skip
 def test_what_is_not_implemented_is_refused(base: str, change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=message):
         read(tiny(base) | change)

@@ -38,16 +38,13 @@ def test_sizes_that_are_not_given_follow_from_others() -> None:
     assert read(fields).layers == read(OLMO).layers
 
 
-@pytest.mark.parametrize(
-    ("change", "theta"),
-    [
-        ({"rope_theta": 5e5}, 5e5),
-        ({"rope_theta": None}, None),
-        ({"rope_parameters": None}, None),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1e4),
-        ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
-    ],
-)
+@pytest.mark.parametrize(("change", "theta"), [
+    ({"rope_theta": 5e5}, 5e5),
+    ({"rope_theta": None}, None),
+    ({"rope_parameters": None}, None),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": 1e4}}, 1e4),
+    ({"rope_parameters": {"rope_type": "default", "rope_theta": None}}, None),
+])  # fmt: skip
 def test_positions_where_a_base_is_given(change: dict[str, Any], theta: float | None) -> None:
     config = read(OLMO | change)
     branch = config.layers[3][0]
@@ -77,17 +74,14 @@ def test_transformers_still_cuts_it_in_thirds(root: Path) -> None:
     assert sizes == {"q": (48, 64), "k": (48, 64), "v": (96, 64)}
 
 
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"attention_bias": True}, "attention_bias: expected one of False"),
-        ({"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
-        ({"layer_types": None}, "layer_types: expected a list of 32 items"),
-        ({"linear_num_value_heads": 31}, "linear_num_value_heads: expected a multiple of linear_num_key_heads (30)"),
-        ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
-        ({"linear_allow_neg_eigval": 2}, "linear_allow_neg_eigval: expected true or false"),
-    ],
-)
+@pytest.mark.parametrize(("change", "message"), [
+    ({"attention_bias": True}, "attention_bias: expected one of False"),
+    ({"hidden_act": "gelu"}, "hidden_act: expected one of 'silu'"),
+    ({"layer_types": None}, "layer_types: expected a list of 32 items"),
+    ({"linear_num_value_heads": 31}, "linear_num_value_heads: expected a multiple of linear_num_key_heads (30)"),
+    ({"rope_parameters": {"rope_type": "longrope", "rope_theta": 1e4}}, "rope_parameters.rope_type"),
+    ({"linear_allow_neg_eigval": 2}, "linear_allow_neg_eigval: expected true or false"),
+])  # fmt: skip
 def test_unsupported_settings_are_refused(change: dict[str, Any], message: str) -> None:
     with pytest.raises(ConfigError, match=re.escape(message)):
         read(OLMO | change)

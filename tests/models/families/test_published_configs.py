@@ -1,6 +1,7 @@
 """Published configs give their models' layers and a sequence's state size."""
 
 import functools
+import math
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,205 +32,78 @@ def size_of(config: DecoderConfig) -> StateSize:
     return state_size([built(layer) for branches in config.layers for layer in branches], jnp.bfloat16)
 
 
-def attention(count: int, heads: int, size: int) -> list[str]:
-    total = f"{heads * size * 2:,} B per token"
-    return [f"{count} x Attention {part}: kv_head*{part}*2 B = {heads}*{size}*2 B = {total}" for part in KV]
+def line(count: int, part: str, factors: dict[str, int], size: int = 2, grows: bool = False) -> str:
+    """Return the line of a state array of `count` layers: named factors, bytes of a number, and their product."""
+    total = math.prod(factors.values()) * size
+    names, numbers = "*".join(factors), "*".join(map(str, factors.values()))
+    return f"{count} x {part}: {names}*{size} B = {numbers}*{size} B = {total:,} B" + " per token" * grows
 
 
-KV = ("key", "value")
+def attention(count: int, heads: int, size: int, mixer: str = "Attention ") -> list[str]:
+    return [line(count, f"{mixer}{part}", {"kv_head": heads, part: size}, grows=True) for part in ("key", "value")]
+
+
+def latent(count: int) -> list[str]:
+    return [line(count, "LatentAttention key", {"kv_head": 1, "key": 576}, grows=True)]
+
+
+def conv(count: int, mixer: str, channels: int, taps: int = 3) -> list[str]:
+    return [line(count, f"{mixer}conv", {"tap": taps, "channel": channels})]
+
+
+def recurrent(count: int, mixer: str, heads: int, values: int = 128, keys: int = 128) -> list[str]:
+    return [line(count, f"{mixer}recurrent", {"value_head": heads, "value": values, "key": keys}, 4)]
+
+
+def both(count: int, mixer: str, channels: int, *sizes: int) -> list[str]:
+    return conv(count, mixer, channels) + recurrent(count, mixer, *sizes)
+
+
+GDN, KDA, MAMBA, LIGHTNING, SHORT = (
+    f"{name} " for name in ("GatedDeltaNet", "KimiDeltaAttention", "Mamba2", "LightningAttention", "GatedShortConv")
+)
 # Layers, channels of the convolution, heads and their sizes, bytes: worked out by hand.
 EXPECTED: dict[str, tuple[list[str], int, int]] = {
-    "Qwen3.5-35B-A3B": (
-        [
-            "30 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
-            "30 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            *attention(10, 2, 256),
-        ],
-        64_389_120,
-        20_480,
-    ),
-    "Qwen3.5-0.8B": (
-        [
-            "18 x GatedDeltaNet conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
-            "18 x GatedDeltaNet recurrent: value_head*value*key*4 B = 16*128*128*4 B = 1,048,576 B",
-            *attention(6, 2, 256),
-        ],
-        19_537_920,
-        12_288,
-    ),
-    "Qwen3-Next-80B": (
-        [
-            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*8192*2 B = 49,152 B",
-            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            *attention(12, 2, 256),
-        ],
-        77_266_944,
-        24_576,
-    ),
+    "Qwen3.5-35B-A3B": (both(30, GDN, 8192, 32) + attention(10, 2, 256), 64_389_120, 20_480),
+    "Qwen3.5-0.8B": (both(18, GDN, 6144, 16) + attention(6, 2, 256), 19_537_920, 12_288),
+    "Qwen3-Next-80B": (both(36, GDN, 8192, 32) + attention(12, 2, 256), 77_266_944, 24_576),
     "Qwen3.8-Flash-Next": (
         [
-            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
-            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 48*128*128*4 B = 3,145,728 B",
+            *both(36, GDN, 10240, 48),
             "1 x NgramEmbedding tokens: tap*4 B = 2*4 B = 8 B",
             "1 x NgramEmbedding ngram_conv: tap*channel*2 B = 9*10240*2 B = 184,320 B",
-            "12 x IndexedAttention key: kv_head*key*2 B = 2*256*2 B = 1,024 B per token",
-            "12 x IndexedAttention value: kv_head*value*2 B = 2*256*2 B = 1,024 B per token",
-            "12 x IndexedAttention index: kv_head*key*2 B = 1*128*2 B = 256 B per token",
+            *attention(12, 2, 256, "IndexedAttention "),
+            line(12, "IndexedAttention index", {"kv_head": 1, "key": 128}, grows=True),
         ],
         115_642_376,
         27_648,
     ),
-    "Qwen3.5-27B": (
-        [
-            "48 x GatedDeltaNet conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
-            "48 x GatedDeltaNet recurrent: value_head*value*key*4 B = 48*128*128*4 B = 3,145,728 B",
-            *attention(16, 4, 256),
-        ],
-        153_944_064,
-        65_536,
-    ),
-    "Qwen3.5-122B-A10B": (
-        [
-            "36 x GatedDeltaNet conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-            "36 x GatedDeltaNet recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
-            *attention(12, 2, 256),
-        ],
-        153_649_152,
-        24_576,
-    ),
-    "Nemotron-3-Nano": (
-        [
-            "23 x Mamba2 conv: tap*channel*2 B = 3*6144*2 B = 36,864 B",
-            "23 x Mamba2 recurrent: value_head*value*key*4 B = 64*64*128*4 B = 2,097,152 B",
-            *attention(6, 2, 128),
-        ],
-        49_082_368,
-        6_144,
-    ),
-    "Nemotron-3-Super": (
-        [
-            "40 x Mamba2 conv: tap*channel*2 B = 3*10240*2 B = 61,440 B",
-            "40 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B",
-            *attention(8, 2, 128),
-        ],
-        170_229_760,
-        8_192,
-    ),
-    "Kimi-Linear-48B": (
-        [
-            "20 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-            "20 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
-        ],
-        43_417_600,
-        8_064,
-    ),
-    "Ling-3.0-Flash": (
-        [
-            "35 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-            "35 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            "7 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
-        ],
-        75_980_800,
-        8_064,
-    ),
-    "Ling-2.6-Flash": (
-        [
-            "28 x LightningAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            "4 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
-        ],
-        58_720_256,
-        4_608,
-    ),
-    "MiniMax-Text-01": (
-        [
-            "70 x LightningAttention recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
-            *attention(10, 8, 128),
-        ],
-        293_601_280,
-        40_960,
-    ),
-    "GigaChat3.5-432B": (
-        [
-            "30 x GatedDeltaNet conv: tap*channel*2 B = 3*16384*2 B = 98,304 B",
-            "30 x GatedDeltaNet recurrent: value_head*value*key*4 B = 64*128*128*4 B = 4,194,304 B",
-            "10 x LatentAttention key: kv_head*key*2 B = 1*576*2 B = 1,152 B per token",
-        ],
-        128_778_240,
-        11_520,
-    ),
-    "AliceAI-80B": (
-        [
-            "36 x KimiDeltaAttention conv: tap*channel*2 B = 3*12288*2 B = 73,728 B",
-            "36 x KimiDeltaAttention recurrent: value_head*value*key*4 B = 32*128*128*4 B = 2,097,152 B",
-            *attention(12, 2, 256),
-        ],
-        78_151_680,
-        24_576,
-    ),
-    "OLMo-Hybrid-7B": (
-        [
-            "24 x GatedDeltaNet conv: tap*channel*2 B = 3*11520*2 B = 69,120 B",
-            "24 x GatedDeltaNet recurrent: value_head*value*key*4 B = 30*192*96*4 B = 2,211,840 B",
-            *attention(8, 30, 128),
-        ],
-        54_743_040,
-        122_880,
-    ),
-    "LFM2-1.2B": (
-        ["10 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
-        81_920,
-        12_288,
-    ),
-    "LFM2-8B": (
-        ["18 x GatedShortConv conv: tap*channel*2 B = 2*2048*2 B = 8,192 B", *attention(6, 8, 64)],
-        147_456,
-        12_288,
-    ),
-    "LFM3-1.7B": (
-        ["13 x GatedShortConv conv: tap*channel*2 B = 6*2048*2 B = 24,576 B", *attention(11, 4, 128)],
-        319_488,
-        22_528,
-    ),
-    "Lara-4-Mini": (
-        [
-            "14 x GatedDeltaNet conv: tap*channel*2 B = 3*4096*2 B = 24,576 B",
-            "14 x GatedDeltaNet recurrent: value_head*value*key*4 B = 16*128*128*4 B = 1,048,576 B",
-            *attention(20, 4, 128),
-        ],
-        15_024_128,
-        40_960,
-    ),
-    "Granite-4.0-H-Small": (
-        [
-            "36 x Mamba2 conv: tap*channel*2 B = 3*8448*2 B = 50,688 B",
-            "36 x Mamba2 recurrent: value_head*value*key*4 B = 128*64*128*4 B = 4,194,304 B",
-            *attention(4, 8, 128),
-        ],
-        152_819_712,
-        16_384,
-    ),
+    "Qwen3.5-27B": (both(48, GDN, 10240, 48) + attention(16, 4, 256), 153_944_064, 65_536),
+    "Qwen3.5-122B-A10B": (both(36, GDN, 12288, 64) + attention(12, 2, 256), 153_649_152, 24_576),
+    "Nemotron-3-Nano": (both(23, MAMBA, 6144, 64, 64) + attention(6, 2, 128), 49_082_368, 6_144),
+    "Nemotron-3-Super": (both(40, MAMBA, 10240, 128, 64) + attention(8, 2, 128), 170_229_760, 8_192),
+    "Kimi-Linear-48B": (both(20, KDA, 12288, 32) + latent(7), 43_417_600, 8_064),
+    "Ling-3.0-Flash": (both(35, KDA, 12288, 32) + latent(7), 75_980_800, 8_064),
+    "Ling-2.6-Flash": (recurrent(28, LIGHTNING, 32) + latent(4), 58_720_256, 4_608),
+    "MiniMax-Text-01": (recurrent(70, LIGHTNING, 64) + attention(10, 8, 128), 293_601_280, 40_960),
+    "GigaChat3.5-432B": (both(30, GDN, 16384, 64) + latent(10), 128_778_240, 11_520),
+    "AliceAI-80B": (both(36, KDA, 12288, 32) + attention(12, 2, 256), 78_151_680, 24_576),
+    "OLMo-Hybrid-7B": (both(24, GDN, 11520, 30, 192, 96) + attention(8, 30, 128), 54_743_040, 122_880),
+    "LFM2-1.2B": (conv(10, SHORT, 2048, 2) + attention(6, 8, 64), 81_920, 12_288),
+    "LFM2-8B": (conv(18, SHORT, 2048, 2) + attention(6, 8, 64), 147_456, 12_288),
+    "LFM3-1.7B": (conv(13, SHORT, 2048, 6) + attention(11, 4, 128), 319_488, 22_528),
+    "Lara-4-Mini": (both(14, GDN, 4096, 16) + attention(20, 4, 128), 15_024_128, 40_960),
+    "Granite-4.0-H-Small": (both(36, MAMBA, 8448, 128, 64) + attention(4, 8, 128), 152_819_712, 16_384),
     "Falcon-H1-34B": (
-        [
-            "72 x Parallel 0.conv: tap*channel*2 B = 3*5120*2 B = 30,720 B",
-            "72 x Parallel 0.recurrent: value_head*value*key*4 B = 32*128*256*4 B = 4,194,304 B",
-            *(line.replace("Attention ", "Parallel 1.") for line in attention(72, 4, 128)),
-        ],
-        304_201_728,
-        147_456,
+        both(72, "Parallel 0.", 5120, 32, 128, 256) + attention(72, 4, 128, "Parallel 1."), 304_201_728, 147_456,
     ),
     "Zamba2-2.7B": (
-        [
-            "45 x Mamba2 conv: tap*channel*2 B = 3*5248*2 B = 31,488 B",
-            "45 x Mamba2 recurrent: value_head*value*key*4 B = 80*64*64*4 B = 1,310,720 B",
-            *(line.replace("Attention ", "SharedBlockMamba attention.") for line in attention(9, 32, 160)),
-            "9 x SharedBlockMamba mamba.conv: tap*channel*2 B = 3*5248*2 B = 31,488 B",
-            "9 x SharedBlockMamba mamba.recurrent: value_head*value*key*4 B = 80*64*64*4 B = 1,310,720 B",
-        ],
+        both(45, MAMBA, 5248, 80, 64, 64) + attention(9, 32, 160, "SharedBlockMamba attention.")
+        + both(9, "SharedBlockMamba mamba.", 5248, 80, 64, 64),
         72_479_232,
         184_320,
     ),
-}
+}  # fmt: skip
 
 
 @pytest.mark.parametrize("name", PUBLISHED)

@@ -55,15 +55,11 @@ def test_a_registered_family_is_found() -> None:
     assert families()[OUTSIDE] == "test 1.0" and families()[FAMILIES[0]] == registry.BUILT_IN
 
 
-@pytest.mark.parametrize(
-    "family",
-    [
-        replace(OUTSIDE, name="lfm2"),
-        replace(OUTSIDE, model_types=("outside", "lfm2_vl")),
-        replace(OUTSIDE, architectures=("Lfm2ForCausalLM",)),
-    ],
-    ids=["name", "wrapper", "class"],
-)
+@pytest.mark.parametrize("family", [
+    replace(OUTSIDE, name="lfm2"),
+    replace(OUTSIDE, model_types=("outside", "lfm2_vl")),
+    replace(OUTSIDE, architectures=("Lfm2ForCausalLM",)),
+], ids=["name", "wrapper", "class"])  # fmt: skip
 def test_names_of_others_are_refused(family: Family) -> None:
     with pytest.raises(FamilyError):
         register_family(family)

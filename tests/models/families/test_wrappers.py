@@ -96,16 +96,13 @@ def test_names_and_configuration(model_type: str, key: str, root: str, head: str
     assert not any(inner.skips(part) for part in parts if not part.startswith(("model.visual", "mtp")))
 
 
-@pytest.mark.parametrize(
-    ("in_file", "name"),
-    [
-        ("llm.model.embed_tokens.weight", "backbone.embeddings.weight"),
-        ("llm.model.norm.weight", "backbone.norm_f.weight"),
-        ("llm.model.layers.0.mixer._fp32_params.A_log", "backbone.layers.0.mixer.A_log"),
-        ("llm.model.layers.0.mixer.in_proj.weight", "backbone.layers.0.mixer.in_proj.weight"),
-        ("llm.lm_head.weight", "lm_head.weight"),
-    ],
-)
+@pytest.mark.parametrize(("in_file", "name"), [
+    ("llm.model.embed_tokens.weight", "backbone.embeddings.weight"),
+    ("llm.model.norm.weight", "backbone.norm_f.weight"),
+    ("llm.model.layers.0.mixer._fp32_params.A_log", "backbone.layers.0.mixer.A_log"),
+    ("llm.model.layers.0.mixer.in_proj.weight", "backbone.layers.0.mixer.in_proj.weight"),
+    ("llm.lm_head.weight", "lm_head.weight"),
+])  # fmt: skip
 def test_names_as_nemo_exports_them(in_file: str, name: str) -> None:
     family = family_of(wrapped("nemo_speechlm"))
     assert family.canonical(in_file) == name and not family.skips(name)
@@ -133,16 +130,12 @@ def test_an_unknown_wrapper_is_refused_by_name(model_type: str) -> None:
         family_of({"model_type": model_type, "text_config": inner_config("lfm2_vl")})
 
 
-@pytest.mark.parametrize(
-    "fields",
-    [
-        {},
-        {"text_config": None},
-        {"text_config": []},
-        {"text_config": inner_config("lfm2_vl"), "llm_config": inner_config("minicpmv4_6")},
-    ],
-    ids=["none", "null", "list", "two"],
-)
+@pytest.mark.parametrize("fields", [
+    {},
+    {"text_config": None},
+    {"text_config": []},
+    {"text_config": inner_config("lfm2_vl"), "llm_config": inner_config("minicpmv4_6")},
+], ids=["none", "null", "list", "two"])  # fmt: skip
 def test_one_text_model_is_required(fields: dict[str, Any]) -> None:
     with pytest.raises(ConfigError, match="text_config"):
         family_of({"model_type": "lfm2_vl", **fields})
@@ -182,17 +175,14 @@ def test_the_head_is_the_embedding_if_the_outer_config_ties_them(model_type: str
     assert family_of(fields).read_config(fields).tied is tied
 
 
-@pytest.mark.parametrize(
-    ("fields", "ids"),
-    [
-        (wrapped("lfm2_vl"), (396,)),
-        (wrapped("lfm2_vl", image_token_id=7), (7,)),
-        (wrapped("minicpmv4_6", image_token_id=5, video_token_id=4), (4, 5)),
-        (wrapped("nemotron_h_omni", img_context_token_id=9, sound_context_token_id=8, audio_token_id=None), (8, 9)),
-        (json.loads((GOLDEN / "dense_multimodal" / "config.json").read_text()), (95, 96)),
-        (json.loads((GOLDEN / "dense_interval" / "config.json").read_text()), ()),
-    ],
-)
+@pytest.mark.parametrize(("fields", "ids"), [
+    (wrapped("lfm2_vl"), (396,)),
+    (wrapped("lfm2_vl", image_token_id=7), (7,)),
+    (wrapped("minicpmv4_6", image_token_id=5, video_token_id=4), (4, 5)),
+    (wrapped("nemotron_h_omni", img_context_token_id=9, sound_context_token_id=8, audio_token_id=None), (8, 9)),
+    (json.loads((GOLDEN / "dense_multimodal" / "config.json").read_text()), (95, 96)),
+    (json.loads((GOLDEN / "dense_interval" / "config.json").read_text()), ()),
+])  # fmt: skip
 def test_placeholders(fields: dict[str, Any], ids: tuple[int, ...]) -> None:
     assert family_of(fields).read_config(fields).placeholders == ids
 

@@ -77,26 +77,23 @@ def test_rope_and_the_floor_of_time_steps() -> None:
     assert call.mamba.step_limits[0] == 0.01
 
 
-@pytest.mark.parametrize(
-    ("fields", "fault"),
-    [
-        ({"hidden_act": "silu"}, "hidden_act"),
-        ({"add_bias_linear": True}, "add_bias_linear"),
-        ({"use_conv_bias": False}, "use_conv_bias"),
-        ({"use_long_context": True}, "use_long_context"),
-        ({"use_shared_mlp_adapter": False}, "use_shared_mlp_adapter"),
-        ({"use_shared_attention_adapter": True}, "num_key_value_heads"),
-        ({"tie_word_embeddings": False}, "tie_word_embeddings"),
-        ({"hybrid_layer_ids": [1, 2]}, "hybrid_layer_ids"),
-        ({"attention_head_dim": 16}, "attention_head_dim"),
-        ({"attention_hidden_size": 64}, "attention_hidden_size"),
-        ({"num_key_value_heads": 3}, "num_key_value_heads"),
-        ({"mamba_headdim": 24}, "n_mamba_heads"),
-        ({"layers_block_type": ["mamba", "attention", "hybrid", "hybrid"]}, "layers_block_type"),
-        ({"num_mem_blocks": 0}, "num_mem_blocks"),
-        ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type"),
-    ],
-)
+@pytest.mark.parametrize(("fields", "fault"), [
+    ({"hidden_act": "silu"}, "hidden_act"),
+    ({"add_bias_linear": True}, "add_bias_linear"),
+    ({"use_conv_bias": False}, "use_conv_bias"),
+    ({"use_long_context": True}, "use_long_context"),
+    ({"use_shared_mlp_adapter": False}, "use_shared_mlp_adapter"),
+    ({"use_shared_attention_adapter": True}, "num_key_value_heads"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings"),
+    ({"hybrid_layer_ids": [1, 2]}, "hybrid_layer_ids"),
+    ({"attention_head_dim": 16}, "attention_head_dim"),
+    ({"attention_hidden_size": 64}, "attention_hidden_size"),
+    ({"num_key_value_heads": 3}, "num_key_value_heads"),
+    ({"mamba_headdim": 24}, "n_mamba_heads"),
+    ({"layers_block_type": ["mamba", "attention", "hybrid", "hybrid"]}, "layers_block_type"),
+    ({"num_mem_blocks": 0}, "num_mem_blocks"),
+    ({"rope_scaling": {"rope_type": "longrope"}}, "rope_scaling.rope_type"),
+])  # fmt: skip
 def test_faults_are_named(fields: dict[str, Any], fault: str) -> None:
     with pytest.raises(ConfigError) as raised:
         read(TINY | fields)

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoder_lanes import check_accepted_drafts, in_lanes, run
 from filled import filled, random_values
 from flax import nnx
 
@@ -37,18 +38,6 @@ def tokens(count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 6, (len(LENGTHS), count)).astype(np.int32)
 
 
-@jax.jit
-def run(decoder: Decoder, ids: jax.Array, lengths: jax.Array, positions: jax.Array, state: Any) -> Any:
-    return decoder(ids, lengths, positions, state, 1)
-
-
-@jax.jit
-def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: jax.Array, state: Any) -> Any:
-    lengths = jnp.full(len(ids), ids.shape[1], jnp.int32)
-    hidden, pending = decoder(ids, lengths, positions, state, 1, verifying=True)
-    return hidden, decoder.commit(pending, ids, accepted, positions, state, 1)
-
-
 def poisoned(decoder: Decoder) -> Any:
     """A state of NaN, and of token ids that no vocabulary has."""
 
@@ -56,11 +45,6 @@ def poisoned(decoder: Decoder) -> Any:
         return jnp.full_like(leaf, jnp.nan if leaf.dtype == jnp.float32 else 7_777_777)
 
     return jax.tree.map(filled_with, decoder.init_state(4, 16, jnp.float32))
-
-
-def in_lanes(cache: Any) -> np.ndarray:
-    """Return the pages of each lane, [lane, page, ..]."""
-    return np.asarray(cache)[1:].reshape((4, -1, *cache.shape[1:]))
 
 
 def test_chunks_equal_single_tokens() -> None:
@@ -85,16 +69,7 @@ def test_chunks_equal_single_tokens() -> None:
 
 @pytest.mark.parametrize("accepted", range(5))
 def test_state_after_accepted_drafts(accepted: int) -> None:
-    decoder, ids, zeros = model(), tokens(9), np.zeros(4, np.int32)
-    _, begun = run(decoder, ids[:, :5], np.full(4, 5, np.int32), zeros, decoder.init_state(4, 16, jnp.float32))
-    drafts, positions, count = ids[:, 5:], np.full(4, 5, np.int32), np.full(4, accepted, np.int32)
-    hidden, state = verified(decoder, drafts, count, positions, begun)
-    ordinary, expected = run(decoder, drafts, count, positions, begun)
-    np.testing.assert_allclose(hidden[:, :accepted], ordinary[:, :accepted], atol=2e-5)
-    for a, b, array in zip(*map(jax.tree.leaves, (state, expected, decoder.state_arrays())), strict=True):
-        # Rejected tokens are in a cache, and overwritten before a read.
-        a, b = (in_lanes(leaf)[:, 0, :, : 5 + accepted] if array.grows else leaf for leaf in (a, b))
-        np.testing.assert_allclose(a, b, atol=2e-5)
+    check_accepted_drafts(model(), tokens(9), accepted)
 
 
 def test_equations() -> None:

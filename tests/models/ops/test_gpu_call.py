@@ -55,16 +55,10 @@ def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
     assert sizes["nvidia-l4"] in [(16, 2), (16, 1)]
 
 
-@pytest.mark.parametrize(
-    ("name", "rows", "tile"),
-    [
-        ("nvidia-l4", 32, 16),
-        ("nvidia-l4", 24, 12),
-        ("nvidia-rtx4090", 32, 16),
-        ("nvidia-h100", 32, 32),
-        ("nvidia-h100", 24, 24),
-    ],
-)
+@pytest.mark.parametrize(("name", "rows", "tile"), [
+    ("nvidia-l4", 32, 16), ("nvidia-l4", 24, 12), ("nvidia-rtx4090", 32, 16), ("nvidia-h100", 32, 32),
+    ("nvidia-h100", 24, 24),
+])  # fmt: skip
 def test_tiles_of_queries_fit_the_card(name: str, rows: int, tile: int | None) -> None:
     """Latent rows of 576 on cards with 101,376 bytes have at most 16 rows a tile."""
     query = jax.ShapeDtypeStruct((8, 1, rows, 576), jnp.float32)

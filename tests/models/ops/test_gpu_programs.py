@@ -104,10 +104,8 @@ def test_a_state_is_updated_in_place_by_its_reader(step: Callable[..., Any]) -> 
     assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
 
 
-@pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
-def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
-    """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
-    lanes, kv_heads, context = 64, 2, 2048
+def attended(lanes: int, kv_heads: int, groups: int, size: int, context: int) -> Kernels:
+    """Compile attention of one token of each lane over the pages of a cache."""
     rows, pages = paged(lanes, kv_heads, context, size)
     _, result = compiled(
         lambda query, key, value, index, valid, blocks, pages: attend(
@@ -116,6 +114,14 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
         array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
         array(lanes, 1, dtype=jnp.bool_), array(dtype=I32), pages,
     )  # fmt: skip
+    return result
+
+
+@pytest.mark.parametrize(("groups", "size", "limit"), [(2, 128, 1.2), (4, 128, 1.35), (8, 128, 1.7), (4, 256, 1.2)])
+def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size: int, limit: float) -> None:
+    """Once each, beside scores, weights and sums of eight parts of the positions, four where values are wide."""
+    lanes, kv_heads, context = 64, 2, 2048
+    result = attended(lanes, kv_heads, groups, size, context)
     a_turn = 2 * 2 * lanes * kv_heads * 512 * size
     assert result.moved_in_a_turn < limit * a_turn
     assert result.moved < a_turn, "no cache is turned before the loop"
@@ -125,14 +131,7 @@ def test_keys_and_values_of_many_lanes_are_read_where_they_lie(groups: int, size
 def test_keys_and_values_of_few_lanes_are_read_once(lanes: int, limit: float) -> None:
     """XLA splits a sum with few results in two, and reads and writes parts of it: 3.3 with turns of four blocks."""
     kv_heads, groups, size, context = 2, 8, 256, 1 << 17
-    rows, pages = paged(lanes, kv_heads, context, size)
-    _, result = compiled(
-        lambda query, key, value, index, valid, blocks, pages: attend(
-            query, KVCache(key, value), index, valid, blocks, devices=GPU, pages=pages
-        ),
-        array(lanes, 1, kv_heads * groups, size), rows, rows, array(lanes, 1, dtype=I32),
-        array(lanes, 1, dtype=jnp.bool_), array(dtype=I32), pages,
-    )  # fmt: skip
+    result = attended(lanes, kv_heads, groups, size, context)
     turn = turn_blocks(context // KV_BLOCK, "gpu", lanes * kv_heads) * KV_BLOCK
     assert result.moved_in_a_turn < limit * 2 * 2 * lanes * kv_heads * turn * size
 

@@ -152,16 +152,7 @@ def outcome(ask: Callable[[], Any]) -> Any:
 
 
 WORDS = [
-    "hi",
-    "  a\n",
-    "naïve 漢字 🙂",
-    "<tool_call>",
-    '{"a": 1}',
-    "</think>",
-    "x" * 40,
-    "\n\n",
-    "<|im_end|>",
-    "<b>&'\"",
+    "hi", "  a\n", "naïve 漢字 🙂", "<tool_call>", '{"a": 1}', "</think>", "x" * 40, "\n\n", "<|im_end|>", "<b>&'\"",
 ]  # fmt: skip
 
 

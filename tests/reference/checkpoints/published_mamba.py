@@ -22,18 +22,11 @@ SUPER: dict[str, Any] = NANO | {
     "hybrid_override_pattern": (
         "MEMEMEM*EMEMEMEM*EMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEMEM*EMEMEMEM*EMEMEMEME"
     ),
-    "intermediate_size": 2688,
-    "mamba_num_heads": 128,
-    "n_routed_experts": 512,
-    "num_experts_per_tok": 22,
-    "moe_intermediate_size": 2688,
-    "moe_shared_expert_intermediate_size": 5376,
-    "moe_latent_size": 1024,
-    "moe_shared_expert_overlap": False,
-    "routed_scaling_factor": 5.0,
-    "num_nextn_predict_layers": 1,
+    "intermediate_size": 2688, "mamba_num_heads": 128, "n_routed_experts": 512, "num_experts_per_tok": 22,
+    "moe_intermediate_size": 2688, "moe_shared_expert_intermediate_size": 5376, "moe_latent_size": 1024,
+    "moe_shared_expert_overlap": False, "routed_scaling_factor": 5.0, "num_nextn_predict_layers": 1,
     "mtp_hybrid_override_pattern": "*E",
-}
+}  # fmt: skip
 GRANITE: dict[str, Any] = {
     "model_type": "granitemoehybrid", "vocab_size": 100352, "hidden_size": 4096, "num_hidden_layers": 40,
     "layer_types": ["attention" if i in (5, 15, 25, 35) else "mamba" for i in range(40)],

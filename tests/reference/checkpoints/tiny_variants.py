@@ -77,12 +77,8 @@ QWEN = (
         "qwen3_next",
         NEXT
         | {
-            "linear_num_key_heads": 4,
-            "linear_num_value_heads": 4,
-            "linear_value_head_dim": 24,
-            "linear_conv_kernel_dim": 3,
-            "norm_topk_prob": False,
-            "num_hidden_layers": 2,
+            "linear_num_key_heads": 4, "linear_num_value_heads": 4, "linear_value_head_dim": 24,
+            "linear_conv_kernel_dim": 3, "norm_topk_prob": False, "num_hidden_layers": 2,
             "rope_parameters": _rope(0.5, theta=5000.0),
         },
         legacy_rope=True,
@@ -94,12 +90,8 @@ QWEN = (
         "qwen3_next",
         NEXT
         | {
-            "linear_num_value_heads": 8,
-            "linear_key_head_dim": 8,
-            "head_dim": 32,
-            "decoder_sparse_step": 2,
-            "mlp_only_layers": [3],
-            "tie_word_embeddings": True,
+            "linear_num_value_heads": 8, "linear_key_head_dim": 8, "head_dim": 32, "decoder_sparse_step": 2,
+            "mlp_only_layers": [3], "tie_word_embeddings": True,
             "layer_types": ["full_attention", "linear_attention", "linear_attention", "linear_attention"],
         },
         fused_experts=True,
@@ -124,10 +116,7 @@ QWEN = (
         "qwen3_5",
         DENSE
         | {
-            "linear_num_value_heads": 8,
-            "linear_value_head_dim": 8,
-            "num_key_value_heads": 1,
-            "num_hidden_layers": 4,
+            "linear_num_value_heads": 8, "linear_value_head_dim": 8, "num_key_value_heads": 1, "num_hidden_layers": 4,
             "rope_parameters": _rope(0.5, theta=1000000.0, sections=(2, 1, 1)),
         },
         interval=3,
@@ -140,10 +129,7 @@ QWEN = (
         "qwen3_5_moe",
         SPARSE
         | {
-            "linear_key_head_dim": 8,
-            "linear_num_value_heads": 8,
-            "head_dim": 32,
-            "num_hidden_layers": 3,
+            "linear_key_head_dim": 8, "linear_num_value_heads": 8, "head_dim": 32, "num_hidden_layers": 3,
             "layer_types": ["linear_attention", "linear_attention", "full_attention"],
             "rope_parameters": _rope(0.5, sections=(4, 2, 2)),
         },
@@ -158,21 +144,11 @@ QWEN = (
 INDEXED = SPARSE | {
     "num_hidden_layers": 3,
     "layer_types": ["linear_attention", "indexed_attention", "linear_attention"],
-    "hc_count": 3,
-    "hc_lowrank": 24,
-    "indexer_n_heads": 8,
-    "indexer_kv_heads": 1,
-    "indexer_head_dim": 12,
-    "indexer_budget": 8,
-    "indexer_compress_ratio": 4,
-    "output_gate_type": "sigmoid",
-    "ple_layer_ids": [1, 3],
-    "ple_embed_dim": 32,
-    "heads_per_ngram": 4,
-    "ngram_vocab_size_base": 50,
-    "make_ngram_vocab_size_divisible_by": 8,
+    "hc_count": 3, "hc_lowrank": 24, "indexer_n_heads": 8, "indexer_kv_heads": 1, "indexer_head_dim": 12,
+    "indexer_budget": 8, "indexer_compress_ratio": 4, "output_gate_type": "sigmoid", "ple_layer_ids": [1, 3],
+    "ple_embed_dim": 32, "heads_per_ngram": 4, "ngram_vocab_size_base": 50, "make_ngram_vocab_size_divisible_by": 8,
     "split_ngram_parts": 5,
-}
+}  # fmt: skip
 QWEN4 = (
     Variant("indexed_base", "qwen4_exp", INDEXED),
     Variant(
@@ -180,26 +156,12 @@ QWEN4 = (
         "qwen4_exp",
         INDEXED
         | {
-            "linear_num_value_heads": 8,
-            "linear_value_head_dim": 24,
-            "linear_conv_kernel_dim": 3,
-            "head_dim": 32,
+            "linear_num_value_heads": 8, "linear_value_head_dim": 24, "linear_conv_kernel_dim": 3, "head_dim": 32,
             "layer_types": ["linear_attention", "full_attention", "full_attention"],
-            "hc_count": 2,
-            "indexer_n_heads": 16,
-            "indexer_head_dim": 16,
-            "indexer_budget": 12,
-            "indexer_compress_ratio": 2,
-            "output_gate_type": None,
-            "norm_topk_prob": False,
-            "ple_layer_ids": [1],
-            "ple_embed_dim": 24,
-            "ple_conv_kernel_size": 2,
-            "ngram_size": 4,
-            "heads_per_ngram": 2,
-            "seed": 7,
-            "split_ngram_parts": 1,
-            "rope_parameters": _rope(0.5, theta=5000.0, sections=(4, 2, 2)),
+            "hc_count": 2, "indexer_n_heads": 16, "indexer_head_dim": 16, "indexer_budget": 12,
+            "indexer_compress_ratio": 2, "output_gate_type": None, "norm_topk_prob": False, "ple_layer_ids": [1],
+            "ple_embed_dim": 24, "ple_conv_kernel_size": 2, "ngram_size": 4, "heads_per_ngram": 2, "seed": 7,
+            "split_ngram_parts": 1, "rope_parameters": _rope(0.5, theta=5000.0, sections=(4, 2, 2)),
         },
         multimodal=True,
         fused_experts=True,
@@ -211,16 +173,12 @@ QWEN4 = (
         "qwen4_exp",
         INDEXED
         | {
-            "num_hidden_layers": 4,
-            "layer_types": None,
-            "indexer_budget": 64,
-            "indexer_compress_ratio": 64,
-            "ple_layer_ids": None,
-            "tie_word_embeddings": True,
+            "num_hidden_layers": 4, "layer_types": None, "indexer_budget": 64, "indexer_compress_ratio": 64,
+            "ple_layer_ids": None, "tie_word_embeddings": True,
         },
         interval=2,
     ),
-)
+)  # fmt: skip
 
 SMALL: dict[str, Any] = {
     "vocab_size": 331, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2, "hidden_size": 64,
@@ -235,14 +193,9 @@ LFM = (
         "lfm2",
         SMALL
         | {
-            "num_hidden_layers": 4,
-            "layer_types": ["full_attention", "conv", "conv", "full_attention"],
-            "num_key_value_heads": 1,
-            "conv_L_cache": 4,
-            "block_auto_adjust_ff_dim": True,
-            "block_multiple_of": 24,
-            "block_ffn_dim_multiplier": 1.3,
-            "tie_word_embeddings": True,
+            "num_hidden_layers": 4, "layer_types": ["full_attention", "conv", "conv", "full_attention"],
+            "num_key_value_heads": 1, "conv_L_cache": 4, "block_auto_adjust_ff_dim": True, "block_multiple_of": 24,
+            "block_ffn_dim_multiplier": 1.3, "tie_word_embeddings": True,
             "rope_parameters": {"rope_type": "default", "rope_theta": 10000.0},
         },
         rewritten={
@@ -264,16 +217,9 @@ LFM = (
         "lfm2_moe",
         SMALL
         | {
-            "num_hidden_layers": 2,
-            "layer_types": ["conv", "full_attention"],
-            "num_dense_layers": 0,
-            "num_experts": 6,
-            "num_experts_per_tok": 3,
-            "moe_intermediate_size": 24,
-            "use_expert_bias": False,
-            "norm_topk_prob": False,
-            "routed_scaling_factor": 1.7,
-            "tie_word_embeddings": True,
+            "num_hidden_layers": 2, "layer_types": ["conv", "full_attention"], "num_dense_layers": 0, "num_experts": 6,
+            "num_experts_per_tok": 3, "moe_intermediate_size": 24, "use_expert_bias": False, "norm_topk_prob": False,
+            "routed_scaling_factor": 1.7, "tie_word_embeddings": True,
         },
         fused_experts=True,
         shards=2,
@@ -303,20 +249,11 @@ WINDOWED = (
         "lfm3",
         LFM3
         | {
-            "num_key_value_heads": 1,
-            "conv_L_cache": 3,
-            "num_hidden_layers": 5,
-            "layer_types": None,
-            "sliding_window": 33,
-            "use_sandwich_norm": False,
-            "use_attention_gate": False,
-            "tie_word_embeddings": True,
+            "num_key_value_heads": 1, "conv_L_cache": 3, "num_hidden_layers": 5, "layer_types": None,
+            "sliding_window": 33, "use_sandwich_norm": False, "use_attention_gate": False, "tie_word_embeddings": True,
             "rope_parameters": {
                 "full_attention": {
-                    "rope_type": "proportional",
-                    "rope_theta": 5000.0,
-                    "partial_rotary_factor": 0.75,
-                    "factor": 2.0,
+                    "rope_type": "proportional", "rope_theta": 5000.0, "partial_rotary_factor": 0.75, "factor": 2.0,
                 },
                 "sliding_attention": {"rope_type": "default", "rope_theta": 10000.0},
             },
@@ -369,15 +306,9 @@ KIMI = (
             "mlp_layer_types": ["sparse", "dense", "sparse"],
         },
         rewritten={
-            "layer_types": None,
-            "linear_head_dim": None,
-            "linear_num_heads": None,
-            "linear_conv_kernel_dim": None,
+            "layer_types": None, "linear_head_dim": None, "linear_num_heads": None, "linear_conv_kernel_dim": None,
             "linear_attn_config": {
-                "kda_layers": [1, 3],
-                "full_attn_layers": [2],
-                "head_dim": 12,
-                "num_heads": 3,
+                "kda_layers": [1, 3], "full_attn_layers": [2], "head_dim": 12, "num_heads": 3,
                 "short_conv_kernel_size": 3,
             },
             "mla_use_nope": True,
@@ -435,37 +366,18 @@ GIGACHAT_BASE: dict[str, Any] = (
     SMALL
     | LATENT
     | {
-        "q_lora_rank": 24,
-        "rope_theta": 10000.0,
-        "rms_norm_eps": 1e-3,
-        "linear_num_key_heads": 2,
-        "linear_num_value_heads": 4,
-        "linear_key_head_dim": 12,
-        "linear_value_head_dim": 16,
-        "linear_conv_kernel_dim": 4,
-        "linear_gating_type": "gated_rmsnorm_sigmoid_zero_centered",
-        "linear_sigmoid_gate_scale": 1.6,
-        "layernorm_gating_weight": 0.6,
-        "moe_intermediate_size": 32,
-        "n_routed_experts": 8,
-        "num_experts_per_tok": 2,
-        "n_shared_experts": 1,
-        "n_group": 2,
-        "topk_group": 1,
-        "routed_scaling_factor": 2.5,
-        "swiglu_limit": 0.4,
-        "num_hidden_layers": 3,
-        "full_attention_layers": [1],
+        "q_lora_rank": 24, "rope_theta": 10000.0, "rms_norm_eps": 1e-3, "linear_num_key_heads": 2,
+        "linear_num_value_heads": 4, "linear_key_head_dim": 12, "linear_value_head_dim": 16,
+        "linear_conv_kernel_dim": 4, "linear_gating_type": "gated_rmsnorm_sigmoid_zero_centered",
+        "linear_sigmoid_gate_scale": 1.6, "layernorm_gating_weight": 0.6, "moe_intermediate_size": 32,
+        "n_routed_experts": 8, "num_experts_per_tok": 2, "n_shared_experts": 1, "n_group": 2, "topk_group": 1,
+        "routed_scaling_factor": 2.5, "swiglu_limit": 0.4, "num_hidden_layers": 3, "full_attention_layers": [1],
         "first_k_dense_replace": 1,
         "rope_scaling": {
-            "type": "yarn",
-            "factor": 8.0,
-            "mscale": 1.0,
-            "mscale_all_dim": 0.7,
-            "original_max_position_embeddings": 64,
+            "type": "yarn", "factor": 8.0, "mscale": 1.0, "mscale_all_dim": 0.7, "original_max_position_embeddings": 64,
         },
     }
-)
+)  # fmt: skip
 ALICE_BASE: dict[str, Any] = (
     BASE
     | MOE
@@ -486,20 +398,10 @@ GATED = (
         "gigachat3_5",
         {name: value for name, value in GIGACHAT_BASE.items() if name not in ("rope_scaling", "full_attention_layers")}
         | {
-            "q_lora_rank": None,
-            "use_mla_scaling_factor": False,
-            "gated_attention": False,
-            "linear_gating_type": "gated_rmsnorm_sigmoid",
-            "linear_attn_o_norm_eps": 1e-2,
-            "linear_conv_kernel_dim": 3,
-            "linear_num_key_heads": 3,
-            "linear_num_value_heads": 3,
-            "v_head_dim": 20,
-            "n_shared_experts": 2,
-            "norm_topk_prob": False,
-            "swiglu_limit": 0.0,
-            "first_k_dense_replace": 0,
-            "num_hidden_layers": 4,
+            "q_lora_rank": None, "use_mla_scaling_factor": False, "gated_attention": False,
+            "linear_gating_type": "gated_rmsnorm_sigmoid", "linear_attn_o_norm_eps": 1e-2, "linear_conv_kernel_dim": 3,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 3, "v_head_dim": 20, "n_shared_experts": 2,
+            "norm_topk_prob": False, "swiglu_limit": 0.0, "first_k_dense_replace": 0, "num_hidden_layers": 4,
             "layer_types": ["full_attention", "linear_attention", "linear_attention", "full_attention"],
             "tie_word_embeddings": True,
         },
@@ -510,21 +412,13 @@ GATED = (
         "alice_ai",
         {name: value for name, value in ALICE_BASE.items() if name != "layer_types"}
         | {
-            "num_hidden_layers": 4,
-            "full_attention_interval": 2,
-            "block_attn_res_block_size": 3,
-            "linear_num_key_heads": 3,
-            "linear_num_value_heads": 3,
-            "linear_key_head_dim": 12,
-            "linear_value_head_dim": 12,
-            "linear_conv_kernel_dim": 3,
-            "num_key_value_heads": 1,
-            "partial_rotary_factor": 0.5,
-            "norm_topk_prob": False,
-            "tie_word_embeddings": True,
+            "num_hidden_layers": 4, "full_attention_interval": 2, "block_attn_res_block_size": 3,
+            "linear_num_key_heads": 3, "linear_num_value_heads": 3, "linear_key_head_dim": 12,
+            "linear_value_head_dim": 12, "linear_conv_kernel_dim": 3, "num_key_value_heads": 1,
+            "partial_rotary_factor": 0.5, "norm_topk_prob": False, "tie_word_embeddings": True,
         },
     ),
-)
+)  # fmt: skip
 """GigaChat3.5 and Alice AI, without a class in transformers; tests compare them with `float64_gated`."""
 
 MINIMAX_BASE = SMALL | {

@@ -62,17 +62,12 @@ def _rows(records: Sequence[Mapping[str, Any]], part: str) -> list[Mapping[str, 
     planned = dict.fromkeys(name for record in local for name in record.get("planned", ()))
     missing = [
         {
-            "part": part,
-            "name": name,
-            "verdict": NOT_RUN,
-            "seconds": 0,
-            "figures": {},
-            "why": "no record",
+            "part": part, "name": name, "verdict": NOT_RUN, "seconds": 0, "figures": {}, "why": "no record",
             "traceback": "",
         }
         for name in planned
         if name not in names
-    ]
+    ]  # fmt: skip
     return sorted([*finished, *missing], key=lambda row: row["verdict"] != FAILED)
 
 

@@ -1,10 +1,20 @@
 """The linear recurrences token by token, as their equations are written."""
 
+from typing import Any
+
 import jax.numpy as jnp
 from jax import Array, lax
 
 from models.ops.float32 import full_einsum
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
+
+
+def scanned(token: Any, inputs: RecurrenceInputs, *gates: Array) -> RecurrenceOutputs:
+    """Run an equation of one token: state, (q, k, v, g, gates, real) -> state, output."""
+    per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, *gates, inputs.valid)
+    state = jnp.where(inputs.fresh[:, None, None, None], 0.0, inputs.state)
+    state, out = lax.scan(token, state, tuple(jnp.moveaxis(x, 1, 0) for x in per_token))
+    return RecurrenceOutputs(jnp.moveaxis(out, 0, 1), state)
 
 
 def delta_rule_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
@@ -20,11 +30,7 @@ def delta_rule_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 
     assert inputs.beta is not None
-    per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.beta, inputs.valid)
-    operands = tuple(jnp.moveaxis(x, 1, 0) for x in per_token)
-    state = jnp.where(inputs.fresh[:, None, None, None], 0.0, inputs.state)
-    state, out = lax.scan(token, state, operands)
-    return RecurrenceOutputs(jnp.moveaxis(out, 0, 1), state)
+    return scanned(token, inputs, inputs.beta)
 
 
 def ssd_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
@@ -39,8 +45,4 @@ def ssd_reference(inputs: RecurrenceInputs) -> RecurrenceOutputs:
         real = real[:, None, None]
         return jnp.where(real[..., None], updated, state), jnp.where(real, out, 0.0)
 
-    per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.valid)
-    operands = tuple(jnp.moveaxis(x, 1, 0) for x in per_token)
-    state = jnp.where(inputs.fresh[:, None, None, None], 0.0, inputs.state)
-    state, out = lax.scan(token, state, operands)
-    return RecurrenceOutputs(jnp.moveaxis(out, 0, 1), state)
+    return scanned(token, inputs)

@@ -311,9 +311,8 @@ def rotated_carry(x):
     return lax.fori_loop(0, 5, lambda _, c: (*c[1:], c[0]), window)[0]
 
 
-@step
-def scalars(x):
-    return (
+STEPS |= {
+    "scalars": lambda x: (
         x
         + 1
         + 2.0
@@ -322,12 +321,27 @@ def scalars(x):
         + np.int8(1)
         + jnp.bfloat16(2).astype(jnp.float32)
         + np.array(4.0, np.float32)
-    )
-
-
-@step
-def weak_types(x):
-    return lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2.0), (0, x))[1]
+    ),
+    "weak_types": lambda x: lax.while_loop(lambda c: c[0] < 3, lambda c: (c[0] + 1, c[1] * 2.0), (0, x))[1],
+    "associative": lambda x: lax.associative_scan(jnp.add, x, axis=1) + lax.associative_scan(jnp.maximum, x, axis=0),
+    "composite": lambda x: lax.composite(lambda y, *, scale: y * scale, name="any.scaled")(x, scale=2.0),
+    "grouped": lambda x: lax.ragged_dot(x, jnp.ones((2, WIDTH, WIDTH)), jnp.array([1, 3], jnp.int32)),
+    "gradients": lambda x: (
+        jax.grad(lambda y: jnp.sum(jnp.sin(y) * jnp.linalg.norm(y, axis=1)[:, None]))(x)
+        + jax.jvp(jnp.tanh, (x,), (x,))[1]
+    ),
+    "by_platform": lambda x: lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos),
+    "batched_loop": lambda x: jax.vmap(lambda row: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 3, row))(x),
+    "exported": lambda x: jax.export.export(jax.jit(jnp.sin))(F32).call(x),
+    "checkpointed_names": lambda x: checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x),
+    "stacked_results": lambda x: lax.map(lambda row: (row, (), {"a": row.sum()}), x)[0] + jnp.float32(sum(x.shape)),
+    "over_names": lambda x: jax.vmap(
+        lambda row: row - lax.pmean(row, "lanes") + lax.axis_index("lanes"), axis_name="lanes"
+    )(x),
+    "reduced_over_names": lambda x: (
+        jax.vmap(lambda row: lax.psum(row, "lanes"), axis_name="lanes", out_axes=None)(x)[:, None] + x
+    ),
+}
 
 
 @step
@@ -379,16 +393,6 @@ def root(x):
         return lax.fori_loop(0, 3, lambda _, y: y - f(y) / 2.0, guess)
 
     return lax.custom_root(lambda y: 2.0 * y - x, x, solve, lambda g, y: y / g(jnp.ones_like(y)))
-
-
-@step
-def associative(x):
-    return lax.associative_scan(jnp.add, x, axis=1) + lax.associative_scan(jnp.maximum, x, axis=0)
-
-
-@step
-def composite(x):
-    return lax.composite(lambda y, *, scale: y * scale, name="any.scaled")(x, scale=2.0)
 
 
 @step
@@ -444,11 +448,6 @@ def transforms(x):
 
 
 @step
-def grouped(x):
-    return lax.ragged_dot(x, jnp.ones((2, WIDTH, WIDTH)), jnp.array([1, 3], jnp.int32))
-
-
-@step
 def sorted_keys(x):
     keys, values = lax.sort((x[:, 0], jnp.arange(LANES)), num_keys=1)
     return x[values] + keys[:, None] + lax.sort(x, dimension=1)
@@ -485,22 +484,9 @@ def bit_patterns(x):
 
 
 @step
-def gradients(x):
-    return (
-        jax.grad(lambda y: jnp.sum(jnp.sin(y) * jnp.linalg.norm(y, axis=1)[:, None]))(x)
-        + jax.jvp(jnp.tanh, (x,), (x,))[1]
-    )
-
-
-@step
 def no_tangents(x):
     _, tangent = jax.jvp(lambda y, n: (y * n, n)[0], (x, jnp.arange(WIDTH)), (x, np.zeros(WIDTH, jax.dtypes.float0)))
     return tangent
-
-
-@step
-def by_platform(x):
-    return lax.platform_dependent(x, cpu=jnp.sin, default=jnp.cos)
 
 
 @step
@@ -517,39 +503,9 @@ def tokens(x):
 
 
 @step
-def batched_loop(x):
-    return jax.vmap(lambda row: lax.while_loop(lambda y: y.sum() < 9, lambda y: y + 3, row))(x)
-
-
-@step
-def exported(x):
-    return jax.export.export(jax.jit(jnp.sin))(F32).call(x)
-
-
-@step
-def checkpointed_names(x):
-    return checkpoint_name(x, "kept") + jax.named_call(jnp.sin, name="sine")(x)
-
-
-@step
 def scalar_branches(x):
     index = jnp.int32(x[0, 0])
     return lax.switch(index, [jnp.sin, jnp.cos, lambda y: y * 0 + index], x)
-
-
-@step
-def stacked_results(x):
-    return lax.map(lambda row: (row, (), {"a": row.sum()}), x)[0] + jnp.float32(sum(x.shape))
-
-
-@step
-def over_names(x):
-    return jax.vmap(lambda row: row - lax.pmean(row, "lanes") + lax.axis_index("lanes"), axis_name="lanes")(x)
-
-
-@step
-def reduced_over_names(x):
-    return jax.vmap(lambda row: lax.psum(row, "lanes"), axis_name="lanes", out_axes=None)(x)[:, None] + x
 
 
 @step
@@ -577,49 +533,25 @@ def exchanged(x):
     return jax.shard_map(local, mesh=_mesh(2), in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"))(x)
 
 
-@around
-def in_jit(inner):
-    return jax.jit(inner)
-
-
-@around
-def in_scan(inner):
-    return lambda x: lax.scan(lambda c, _: (inner(c), c[0]), x, None, length=2)[0]
-
-
-@around
-def in_scan_backwards(inner):
-    return lambda x: lax.scan(lambda c, z: (inner(c + z), None), x, jnp.zeros((3, WIDTH)), reverse=True, unroll=2)[0]
-
-
-@around
-def in_while(inner):
-    return lambda x: lax.while_loop(lambda c: c[1] < 2, lambda c: (inner(c[0]), c[1] + 1), (x, 0))[0]
-
-
-@around
-def in_while_of_values(inner):
-    return lambda x: lax.while_loop(lambda c: c.sum() < 0, inner, x)
-
-
-@around
-def in_fori(inner):
-    return lambda x: lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda i, y: inner(y) + i, x)
-
-
-@around
-def in_cond(inner):
-    return lambda x: lax.cond(x[0, 0] > 0, inner, lambda y: y, x)
-
-
-@around
-def in_switch(inner):
-    return lambda x: lax.switch(1, [lambda y: y, inner, jnp.sin], x)
-
-
-@around
-def in_remat(inner):
-    return jax.checkpoint(inner)
+AROUND |= {
+    "in_jit": lambda inner: jax.jit(inner),
+    "in_scan": lambda inner: lambda x: lax.scan(lambda c, _: (inner(c), c[0]), x, None, length=2)[0],
+    "in_scan_backwards": lambda inner: (
+        lambda x: lax.scan(lambda c, z: (inner(c + z), None), x, jnp.zeros((3, WIDTH)), reverse=True, unroll=2)[0]
+    ),
+    "in_while": lambda inner: (
+        lambda x: lax.while_loop(lambda c: c[1] < 2, lambda c: (inner(c[0]), c[1] + 1), (x, 0))[0]
+    ),
+    "in_while_of_values": lambda inner: lambda x: lax.while_loop(lambda c: c.sum() < 0, inner, x),
+    "in_fori": lambda inner: lambda x: lax.fori_loop(0, x[0, 0].astype(jnp.int32), lambda i, y: inner(y) + i, x),
+    "in_cond": lambda inner: lambda x: lax.cond(x[0, 0] > 0, inner, lambda y: y, x),
+    "in_switch": lambda inner: lambda x: lax.switch(1, [lambda y: y, inner, jnp.sin], x),
+    "in_remat": lambda inner: jax.checkpoint(inner),
+    "in_composite": lambda inner: lambda x: lax.composite(inner, name="any.inner")(x),
+    "in_vmap": lambda inner: lambda x: jax.vmap(inner)(jnp.stack([x, x + 1]))[0],
+    "in_map": lambda inner: lambda x: lax.map(inner, jnp.stack([x, x + 1]), batch_size=2)[1],
+    "in_no_jit": lambda inner: jax.named_call(inner, name="named"),
+}
 
 
 @around
@@ -653,31 +585,11 @@ def in_custom_vmap(inner):
 
 
 @around
-def in_composite(inner):
-    return lambda x: lax.composite(inner, name="any.inner")(x)
-
-
-@around
 def in_shard_map(inner):
     # of one device, so that its part has the shapes of the whole
     return lambda x: jax.shard_map(
         inner, mesh=_mesh(1), in_specs=PartitionSpec("x"), out_specs=PartitionSpec("x"), check_vma=False
     )(x)
-
-
-@around
-def in_vmap(inner):
-    return lambda x: jax.vmap(inner)(jnp.stack([x, x + 1]))[0]
-
-
-@around
-def in_map(inner):
-    return lambda x: lax.map(inner, jnp.stack([x, x + 1]), batch_size=2)[1]
-
-
-@around
-def in_no_jit(inner):
-    return jax.named_call(inner, name="named")
 
 
 ROWS = 9

@@ -202,18 +202,9 @@ def _callback(p: Params, *operands: Value) -> list[Value]:
 
 
 RULES: dict[str, Callable[..., Any]] = {
-    "pure_callback": _callback,
-    "broadcast_in_dim": _broadcast,
-    "dot_general": _dot,
-    "slice": _slice,
-    "pad": _pad,
-    "sort": _sort,
-    "top_k": _top_k,
-    "ragged_dot_general": _ragged_dot,
-    "gather": gather,
-    "dynamic_slice": dynamic_slice,
-    "dynamic_update_slice": dynamic_update_slice,
-    "iota": _iota,
+    "pure_callback": _callback, "broadcast_in_dim": _broadcast, "dot_general": _dot, "slice": _slice, "pad": _pad,
+    "sort": _sort, "top_k": _top_k, "ragged_dot_general": _ragged_dot, "gather": gather, "dynamic_slice": dynamic_slice,
+    "dynamic_update_slice": dynamic_update_slice, "iota": _iota,
     "integer_pow": lambda p, x: x ** p["y"],
     "convert_element_type": lambda p, x: x,
     "reshape": _reshape,
@@ -227,17 +218,11 @@ RULES: dict[str, Callable[..., Any]] = {
     "rev": lambda p, x: np.flip(x, tuple(dim + 1 for dim in p["dimensions"])),
     "argmax": lambda p, x: np.argmax(x, axis=p["axes"][0] + 1),
     "argmin": lambda p, x: np.argmin(x, axis=p["axes"][0] + 1),
-    "cumsum": _cumulative(np.cumsum),
-    "cumprod": _cumulative(np.cumprod),
-    "cummax": _cumulative(np.maximum.accumulate),
-    "reduce_sum": _reduce(np.sum),
-    "reduce_max": _reduce(np.max),
-    "reduce_min": _reduce(np.min),
-    "reduce_prod": _reduce(np.prod),
-    "reduce_and": _reduce(np.bitwise_and.reduce),
-    "reduce_or": _reduce(np.bitwise_or.reduce),
-    "reduce_xor": _reduce(np.bitwise_xor.reduce),
-}
+    "cumsum": _cumulative(np.cumsum), "cumprod": _cumulative(np.cumprod), "cummax": _cumulative(np.maximum.accumulate),
+    "reduce_sum": _reduce(np.sum), "reduce_max": _reduce(np.max), "reduce_min": _reduce(np.min),
+    "reduce_prod": _reduce(np.prod), "reduce_and": _reduce(np.bitwise_and.reduce),
+    "reduce_or": _reduce(np.bitwise_or.reduce), "reduce_xor": _reduce(np.bitwise_xor.reduce),
+}  # fmt: skip
 
 
 def _scan(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) -> list[Value]:

@@ -1,6 +1,6 @@
 """Steps in outsiders' style: packed tokens, lane loops, per-lane numerics, and leaking relatives.
 
-Each step has its verdict by runs in which one lane was disturbed.
+Each step has its verdict by runs in which one lane was disturbed. More than 300 lines: a list.
 """
 
 from collections.abc import Callable
@@ -33,8 +33,13 @@ class OutsideStep(NamedTuple):
     leaks: bool
 
 
-def numbers(*shape: int) -> jax.Array:
-    return jnp.asarray(np.random.default_rng(0).normal(size=shape) * 0.5, jnp.float32)
+class Leaks(NamedTuple):
+    """A step in which a lane reaches another lane."""
+
+    run: Callable[..., Any]
+
+
+numbers = lambda *shape: jnp.asarray(np.random.default_rng(0).normal(size=shape) * 0.5, jnp.float32)
 
 
 x, cu, slots = numbers(T, D), jnp.array([0, 4, 5, 8], jnp.int32), jnp.array([2, 5, 1], jnp.int32)
@@ -42,18 +47,17 @@ table, positions = jnp.array([[1, 2], [3, 4], [5, 6]], jnp.int32), jnp.array([0,
 t, STEPS = jnp.arange(T), list[OutsideStep]()
 
 
-def case(args: tuple[Any, ...], entries: tuple[Any, ...], results: Any = TOKENS, leaks: bool = False) -> Any:
-    """Return a decorator that lists a step."""
-
-    def listed(run: Callable[..., Any]) -> Callable[..., Any]:
-        STEPS.append(OutsideStep(run.__name__.strip("_"), run, args, LaneContract(entries, results), leaks))
-        return run
-
-    return listed
+def cases(args: tuple[Any, ...], entries: tuple[Any, ...], results: Any = TOKENS, **steps: Any) -> None:
+    """List steps of one contract by name."""
+    for name, step in steps.items():
+        run, leaks = (step.run, True) if isinstance(step, Leaks) else (step, False)
+        STEPS.append(OutsideStep(name, run, args, LaneContract(entries, results), leaks))
 
 
 PACKED, OF_TOKENS = (x, cu), (TOKENS, CU)
+TILES = PACKED, OF_TOKENS, Lane()
 STATES = ((x, cu, numbers(N, D)), (TOKENS, CU, Lane()))
+ROW_POOL = ((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"))
 POOL = ((numbers(ROWS, D), slots, x, cu), (Pool("s"), SlotMap("s", ROWS), TOKENS, CU), Pool("s"))
 PAGED = (
     (numbers(PAGES, PAGE, D), table, x, cu, positions),
@@ -63,69 +67,51 @@ PAGED = (
 LANES = ((numbers(N, D), jnp.array([3, 1, 5], jnp.int32)), (Lane(), Lane()), Lane())
 
 
-def ids(c):
-    return jnp.searchsorted(c[1:], t, side="right")
+ids = lambda c: jnp.searchsorted(c[1:], t, side="right")
+own = lambda c: jnp.clip(ids(c), 0, N - 1)
+first = lambda c: t == c[own(c)]
+position = lambda c: t - c[own(c)]
+scanned = lambda op, *operands: lax.associative_scan(op, operands)[-1]
 
 
-def own(c):
-    return jnp.clip(ids(c), 0, N - 1)
+def recurrence(x, resets, reverse=False):
+    return lax.scan(
+        lambda h, a: (jnp.where(a[1], 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, resets), reverse=reverse
+    )[1]
 
 
-@case(PACKED, OF_TOKENS)
-def segmented_scan(x, c):
-    first = t == c[own(c)]
-
-    def op(left, right):
-        return left[0] | right[0], jnp.where(right[0][:, None], right[1], left[1] * 0.9 + right[1])
-
-    return lax.associative_scan(op, (first, x))[1]
+restarted = lambda left, right: (left[0] | right[0], jnp.where(right[0][:, None], right[1], left[1] * 0.9 + right[1]))
 
 
-@case(PACKED, OF_TOKENS)
-def gated_segmented_scan(x, c):
-    first = t == c[own(c)]
-    g = jax.nn.sigmoid(x)
-
-    def op(left, right):
-        f = right[0][..., None]
-        return (
-            left[0] | right[0],
-            jnp.where(f, right[1], left[1] * right[1]),
-            jnp.where(f, right[2], left[2] * right[1] + right[2]),
-        )
-
-    return lax.associative_scan(op, (first, g, x))[2]
+def gated(left, right):
+    f = right[0][..., None]
+    return (
+        left[0] | right[0],
+        jnp.where(f, right[1], left[1] * right[1]),
+        jnp.where(f, right[2], left[2] * right[1] + right[2]),
+    )
 
 
-@case(PACKED, OF_TOKENS)
-def segmented_scan_by_ids(x, c):  # ids comparison within the operator
-    def op(left, right):
-        return right[0], jnp.where((left[0] == right[0])[:, None], left[1] + right[1], right[1])
-
-    return lax.associative_scan(op, (ids(c), x))[1]
+of_one_id = lambda left, right: (right[0], jnp.where((left[0] == right[0])[:, None], left[1] + right[1], right[1]))
+continued = lambda left, right: (left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1]))
 
 
-@case(PACKED, OF_TOKENS, leaks=True)
 def scan_with_zero_decay(x, c):
-    first = (t == c[own(c)])[:, None]
-    a = jnp.where(first, 0.0, 0.9) * jnp.ones_like(x)
-    return lax.associative_scan(lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1]), (a, x))[1]
+    a = jnp.where(first(c)[:, None], 0.0, 0.9) * jnp.ones_like(x)
+    return scanned(lambda left, right: (left[0] * right[0], right[0] * left[1] + right[1]), a, x)
 
 
-@case(PACKED, OF_TOKENS)
 def recurrence_by_ids(x, c):
     i = ids(c)
-    prev = jnp.concatenate([jnp.array([-1]), i[:-1]])
 
     def tok(h, a):
         xt, same = a
         h = jnp.where(same, h, 0.0) * 0.9 + xt
         return h, h
 
-    return lax.scan(tok, jnp.zeros(D), (x, i == prev))[1]
+    return lax.scan(tok, jnp.zeros(D), (x, i == jnp.concatenate([jnp.array([-1]), i[:-1]])))[1]
 
 
-@case(PACKED, OF_TOKENS)
 def recurrence_with_the_last_id(x, c):
     def tok(s, a):
         h, last = s
@@ -136,120 +122,55 @@ def recurrence_with_the_last_id(x, c):
     return lax.scan(tok, (jnp.zeros(D), jnp.int32(-1)), (x, ids(c)))[1]
 
 
-@case(PACKED, OF_TOKENS)
-def recurrence_reset_by_isin(x, c):
-    starts = jnp.isin(t, c[:-1])
-    return lax.scan(lambda h, a: (jnp.where(a[1], 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, starts))[1]
+def windows(idx, c, places):
+    """Sum tokens at places that are masked by the start of each lane."""
+    return lambda x: jnp.where((idx >= c[own(c)][:, None])[..., None], x[jnp.maximum(places, 0)], 0).sum(1)
 
 
-@case(PACKED, OF_TOKENS)
-def recurrence_reset_by_marks(x, c):
-    starts = jnp.zeros(T, bool).at[c[:-1]].set(True)
-    return lax.scan(lambda h, a: (jnp.where(a[1], 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, starts))[1]
+cases(
+    PACKED, OF_TOKENS,
+    segmented_scan=lambda x, c: scanned(restarted, first(c), x),
+    gated_segmented_scan=lambda x, c: scanned(gated, first(c), jax.nn.sigmoid(x), x),
+    segmented_scan_by_ids=lambda x, c: scanned(of_one_id, ids(c), x),
+    scan_with_zero_decay=Leaks(scan_with_zero_decay),
+    recurrence_by_ids=recurrence_by_ids,
+    recurrence_with_the_last_id=recurrence_with_the_last_id,
+    recurrence_reset_by_isin=lambda x, c: recurrence(x, jnp.isin(t, c[:-1])),
+    recurrence_reset_by_marks=lambda x, c: recurrence(x, jnp.zeros(T, bool).at[c[:-1]].set(True)),
+    recurrence_reset_at_any_start=lambda x, c: recurrence(x, (t[:, None] == c[None, :-1]).any(1)),
+    recurrence_reset_at_position_0=lambda x, c: lax.scan(
+        lambda h, a: (jnp.where(a[1] == 0, 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, position(c)))[1],
+    recurrence_where_ids_rise=lambda x, c: recurrence(x, jnp.diff(ids(c), prepend=-1) > 0),
+    recurrence_where_ids_rise_by_two=Leaks(lambda x, c: recurrence(x, jnp.diff(ids(c), prepend=-1) > 1)),
+    recurrence_of_reversed_tokens=lambda x, c: recurrence(x[::-1], (t == c[own(c) + 1] - 1)[::-1])[::-1],
+    recurrence_in_reverse=lambda x, c: recurrence(x, t == c[own(c) + 1] - 1, reverse=True),
+    place_by_a_maximum=lambda x, c: x[jnp.maximum(t - 2, c[own(c)])],
+    place_by_a_condition=lambda x, c: (lambda start: x[jnp.where(t - 2 > start, t - 2, start)])(c[own(c)]),
+    place_before_the_start=Leaks(lambda x, c: x[jnp.maximum(t - 2, jnp.maximum(c[own(c)] - 1, 0))]),
+    places_clipped_to_the_lane=lambda x, c: x[
+        jnp.clip(t[:, None] + jnp.arange(-1, 2), c[own(c)][:, None], c[own(c) + 1][:, None] - 1)].mean(1),
+    window_of_every_second_token=lambda x, c: (
+        lambda idx: windows(idx, c, idx)(x))(t[:, None] - 2 * jnp.arange(3)),
+    window_of_every_second_token_masked_by_each=Leaks(lambda x, c: (
+        lambda idx: windows(idx, c, 2 * idx - t[:, None])(x))(t[:, None] - jnp.arange(3))),
+)  # fmt: skip
+cases(*STATES, states_with_padding_in_lane_0=lambda x, c, h0: x + h0[jnp.where(t < c[-1], ids(c), 0)])
+cases(
+    *STATES, Lane(),
+    sums_with_padding_in_lane_0=Leaks(
+        lambda x, c, h0: h0 + jax.ops.segment_sum(x, jnp.where(t < c[-1], ids(c), 0), N)),
+)  # fmt: skip
 
 
-@case(PACKED, OF_TOKENS)
-def recurrence_reset_at_any_start(x, c):
-    starts = (t[:, None] == c[None, :-1]).any(1)
-    return lax.scan(lambda h, a: (jnp.where(a[1], 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, starts))[1]
-
-
-@case(PACKED, OF_TOKENS)
-def recurrence_reset_at_position_0(x, c):
-    p = t - c[own(c)]
-    return lax.scan(lambda h, a: (jnp.where(a[1] == 0, 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, p))[1]
-
-
-def recurrence(x, resets, reverse=False):
-    return lax.scan(
-        lambda h, a: (jnp.where(a[1], 0.0, h) * 0.9 + a[0],) * 2, jnp.zeros(D), (x, resets), reverse=reverse
-    )[1]
-
-
-@case(PACKED, OF_TOKENS)
-def recurrence_where_ids_rise(x, c):
-    return recurrence(x, jnp.diff(ids(c), prepend=-1) > 0)
-
-
-@case(PACKED, OF_TOKENS, leaks=True)
-def recurrence_where_ids_rise_by_two(x, c):
-    return recurrence(x, jnp.diff(ids(c), prepend=-1) > 1)
-
-
-@case(PACKED, OF_TOKENS)
-def recurrence_of_reversed_tokens(x, c):
-    return recurrence(x[::-1], (t == c[own(c) + 1] - 1)[::-1])[::-1]
-
-
-@case(PACKED, OF_TOKENS)
-def recurrence_in_reverse(x, c):
-    return recurrence(x, t == c[own(c) + 1] - 1, reverse=True)
-
-
-@case(PACKED, OF_TOKENS)
-def place_by_a_maximum(x, c):
-    return x[jnp.maximum(t - 2, c[own(c)])]
-
-
-@case(PACKED, OF_TOKENS)
-def place_by_a_condition(x, c):
-    start = c[own(c)]
-    return x[jnp.where(t - 2 > start, t - 2, start)]
-
-
-@case(PACKED, OF_TOKENS, leaks=True)
-def place_before_the_start(x, c):
-    return x[jnp.maximum(t - 2, jnp.maximum(c[own(c)] - 1, 0))]
-
-
-@case(PACKED, OF_TOKENS)
-def places_clipped_to_the_lane(x, c):
-    return x[jnp.clip(t[:, None] + jnp.arange(-1, 2), c[own(c)][:, None], c[own(c) + 1][:, None] - 1)].mean(1)
-
-
-@case(PACKED, OF_TOKENS)
-def window_of_every_second_token(x, c):
-    idx = t[:, None] - 2 * jnp.arange(3)
-    return jnp.where((idx >= c[own(c)][:, None])[..., None], x[jnp.maximum(idx, 0)], 0).sum(1)
-
-
-@case(PACKED, OF_TOKENS, leaks=True)
-def window_of_every_second_token_masked_by_each(x, c):
-    idx = t[:, None] - jnp.arange(3)
-    return jnp.where((idx >= c[own(c)][:, None])[..., None], x[jnp.maximum(2 * idx - t[:, None], 0)], 0).sum(1)
-
-
-@case(*STATES)
-def states_with_padding_in_lane_0(x, c, h0):
-    return x + h0[jnp.where(t < c[-1], ids(c), 0)]
-
-
-@case(*STATES, Lane(), leaks=True)
-def sums_with_padding_in_lane_0(x, c, h0):
-    return h0 + jax.ops.segment_sum(x, jnp.where(t < c[-1], ids(c), 0), N)
-
-
-@case(PACKED, OF_TOKENS)
 def convolution_by_pad(x, c):
-    p = t - c[own(c)]
-    out = x
+    p, out = position(c), x
     for k in (1, 2):
         out += jnp.where((p >= k)[:, None], jnp.pad(x, ((k, 0), (0, 0)))[:-k], 0)
     return out
 
 
-@case(PACKED, OF_TOKENS)
-def convolution_by_gather(x, c):
-    st = c[own(c)]
-    idx = t[:, None] - jnp.arange(3)[None]
-    w = jnp.where((idx >= st[:, None])[..., None], x[jnp.maximum(idx, 0)], 0)
-    return w.sum(1)
-
-
-@case(PACKED, OF_TOKENS)
 def convolution_by_concatenate(x, c):
-    i = ids(c)
-    out = x
+    i, out = ids(c), x
     for k in (1, 2):
         sh = jnp.concatenate([jnp.zeros((k, D)), x[:-k]])
         si = jnp.concatenate([jnp.full((k,), -1), i[:-k]])
@@ -257,288 +178,185 @@ def convolution_by_concatenate(x, c):
     return out
 
 
-@case(PACKED, OF_TOKENS)
+def padded(of_window):
+    """Return a step that sums windows of one padded array: `of_window` of the window and its mask."""
+
+    def run(x, c):
+        xp, p = jnp.pad(x, ((2, 0), (0, 0))), position(c)
+        return sum(of_window(xp[k : k + T], (p >= 2 - k)[:, None]) for k in range(3))
+
+    return run
+
+
 def convolution_by_roll(x, c):
-    p = t - c[own(c)]
+    p = position(c)
     return sum(jnp.where((p >= k)[:, None], jnp.roll(x, k, 0), 0) for k in range(3))
 
 
-@case(PACKED, OF_TOKENS, leaks=True)
-def convolution_times_zero(x, c):  # one padded array, dynamic windows
-    xp = jnp.pad(x, ((2, 0), (0, 0)))
-    p = t - c[own(c)]
-    return sum(xp[k : k + T] * 0 + jnp.where((p >= 2 - k)[:, None], xp[k : k + T], 0) for k in range(3))
-
-
-@case(PACKED, OF_TOKENS)
-def convolution_by_slices(x, c):
-    xp = jnp.pad(x, ((2, 0), (0, 0)))
-    p = t - c[own(c)]
-    return sum(jnp.where((p >= 2 - k)[:, None], xp[k : k + T], 0) for k in range(3))
-
-
-@case(PACKED, OF_TOKENS)
 def convolution_of_stacked_windows(x, c):
     xp = jnp.pad(x, ((2, 0), (0, 0)))
-    win = jnp.stack([xp[k : k + T] for k in range(3)], 1)
-    p = t - c[own(c)]
-    ok = p[:, None] >= 2 - jnp.arange(3)
-    return jnp.einsum("tkd,k->td", jnp.where(ok[..., None], win, 0), jnp.ones(3))
+    ok = position(c)[:, None] >= 2 - jnp.arange(3)
+    return jnp.einsum(
+        "tkd,k->td", jnp.where(ok[..., None], jnp.stack([xp[k : k + T] for k in range(3)], 1), 0), jnp.ones(3)
+    )
 
 
-@case(*PAGED)
+cases(
+    PACKED, OF_TOKENS,
+    convolution_by_pad=convolution_by_pad,
+    convolution_by_gather=lambda x, c: (lambda idx: windows(idx, c, idx)(x))(t[:, None] - jnp.arange(3)[None]),
+    convolution_by_concatenate=convolution_by_concatenate,
+    convolution_by_roll=convolution_by_roll,
+    convolution_times_zero=Leaks(padded(lambda window, ok: window * 0 + jnp.where(ok, window, 0))),
+    convolution_by_slices=padded(lambda window, ok: jnp.where(ok, window, 0)),
+    convolution_of_stacked_windows=convolution_of_stacked_windows,
+)  # fmt: skip
+
+
 def pages_by_flat_slots(pg, tb, k, c, p):
-    i = own(c)
-    p = t - c[i]
+    i, p = own(c), position(c)
     page = tb[i, jnp.clip(p // PAGE, 0, 1)]
-    real = t < c[-1]
-    flat = jnp.where(real, page * PAGE + p % PAGE, PAGES * PAGE)
+    flat = jnp.where(t < c[-1], page * PAGE + p % PAGE, PAGES * PAGE)
     return pg.reshape(-1, D).at[flat].set(k, mode="drop").reshape(pg.shape)
 
 
-@case(*PAGED)
 def pages_filled(pg, tb, k, c, p):
-    i = ids(c)
-    page = tb.at[i, p // PAGE].get(mode="fill", fill_value=PAGES)
+    page = tb.at[ids(c), p // PAGE].get(mode="fill", fill_value=PAGES)
     return pg.at[page, p % PAGE].set(k, mode="drop")
 
 
-@case(*PAGED)
 def pages_minus_one(pg, tb, k, c, p):
-    i = own(c)
-    page = jnp.take_along_axis(tb[i], (p // PAGE)[:, None], 1)[:, 0]
+    page = jnp.take_along_axis(tb[own(c)], (p // PAGE)[:, None], 1)[:, 0]
     page = jnp.where(t < c[-1], page, -1)
     return pg.at[page, p % PAGE].set(k, mode="drop", wrap_negative_indices=False)
 
 
-@case(*PAGED)
 def pages_in_a_loop(pg, tb, k, c, p):
     i = own(c)
 
     def tok(j, pg):
-        return lax.cond(
-            j < c[-1],
-            lambda pg: lax.dynamic_update_slice(pg, k[j][None, None], (tb[i[j], p[j] // PAGE], p[j] % PAGE, 0)),
-            lambda pg: pg,
-            pg,
-        )
+        written = lambda pg: lax.dynamic_update_slice(pg, k[j][None, None], (tb[i[j], p[j] // PAGE], p[j] % PAGE, 0))
+        return lax.cond(j < c[-1], written, lambda pg: pg, pg)
 
     return lax.fori_loop(0, T, tok, pg)
 
 
-@case(*POOL)
-def last_tokens_to_rows(pool, s, x, c):
-    return pool.at[s].set(x[c[1:] - 1])
+cases(
+    *PAGED, pages_by_flat_slots=pages_by_flat_slots, pages_filled=pages_filled, pages_minus_one=pages_minus_one,
+    pages_in_a_loop=pages_in_a_loop,
+)  # fmt: skip
 
 
-@case(*POOL)
-def sums_to_rows(pool, s, x, c):
-    return pool.at[s].add(jax.ops.segment_sum(x, ids(c), N))
-
-
-@case(*POOL)
-def last_tokens_or_rows(pool, s, x, c):
-    last = jnp.take(x, c[1:] - 1, axis=0)
-    return pool.at[s].set(jnp.where((jnp.diff(c) > 0)[:, None], last, pool[s]))
-
-
-@case(*POOL, leaks=True)
 def difference_of_running_sums(pool, s, x, c):
-    cs = jnp.cumsum(x, 0)
-    cs = jnp.concatenate([jnp.zeros((1, D)), cs])
+    cs = jnp.concatenate([jnp.zeros((1, D)), jnp.cumsum(x, 0)])
     return pool.at[s].set(cs[c[1:]] - cs[c[:-1]])
 
 
-@case(PACKED, OF_TOKENS)
 def softmax_of_each_sequence(x, c):
-    i = ids(c)
-    s = x.sum(1)
-    m = jax.ops.segment_max(s, i, N)
-    e = jnp.exp(s - m[own(c)])
+    i, s = ids(c), x.sum(1)
+    e = jnp.exp(s - jax.ops.segment_max(s, i, N)[own(c)])
     return x * (e / jax.ops.segment_sum(e, i, N)[own(c)])[:, None]
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_before_the_end(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    return jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
+cases(
+    *POOL,
+    last_tokens_to_rows=lambda pool, s, x, c: pool.at[s].set(x[c[1:] - 1]),
+    sums_to_rows=lambda pool, s, x, c: pool.at[s].add(jax.ops.segment_sum(x, ids(c), N)),
+    last_tokens_or_rows=lambda pool, s, x, c: pool.at[s].set(
+        jnp.where((jnp.diff(c) > 0)[:, None], jnp.take(x, c[1:] - 1, axis=0), pool[s])),
+    difference_of_running_sums=Leaks(difference_of_running_sums),
+)  # fmt: skip
+cases(PACKED, OF_TOKENS, softmax_of_each_sequence=softmax_of_each_sequence)
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_within_the_length(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
-    return jnp.where(ok[..., None], x[jnp.minimum(idx, T - 1)], 0)
+places = lambda c: c[:-1, None] + jnp.arange(WIDE)
+before_the_end = lambda c: places(c) < c[1:, None]
+within = lambda c: jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_clipped(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < (c[1:] - c[:-1])[:, None]
-    return jnp.where(ok[..., None], x.at[idx].get(mode="clip"), 0)
+def tiles(mask=within, index=places, last=T - 1, clip=True):
+    """Return a step that gathers tokens of each lane, masked."""
+
+    def run(x, c):
+        idx, ok = index(c), mask(c)
+        return jnp.where(ok[..., None], x[jnp.clip(idx, 0, last) if clip else jnp.minimum(idx, last)], 0)
+
+    return run
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_filled(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
-    return x.at[jnp.where(ok, idx, T)].get(mode="fill", fill_value=0)
+def tiles_scattered_flat(guard):
+    def run(x, c):
+        i, p = own(c), position(c)
+        flat = jnp.where(guard(c, p), i * WIDE + p, N * WIDE)
+        return jnp.zeros((N * WIDE, D)).at[flat].set(x, mode="drop").reshape(N, WIDE, D)
+
+    return run
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_taken(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
-    return jnp.where(ok[..., None], jnp.take(x, idx, axis=0, mode="fill", fill_value=0), 0)
+sliced = lambda x, start: lax.dynamic_slice(jnp.pad(x, ((0, WIDE), (0, 0))), (start, 0), (WIDE, D))
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_scattered(x, c):
-    i = own(c)
-    p = t - c[i]
-    return jnp.zeros((N, WIDE, D)).at[ids(c), jnp.minimum(p, WIDE - 1)].set(x, mode="drop")
+cases(
+    *TILES,
+    tiles_before_the_end=tiles(before_the_end),
+    tiles_within_the_length=tiles(clip=False),
+    tiles_clipped=lambda x, c: jnp.where(
+        (jnp.arange(WIDE)[None] < (c[1:] - c[:-1])[:, None])[..., None], x.at[places(c)].get(mode="clip"), 0),
+    tiles_filled=lambda x, c: x.at[jnp.where(within(c), places(c), T)].get(mode="fill", fill_value=0),
+    tiles_taken=lambda x, c: jnp.where(
+        within(c)[..., None], jnp.take(x, places(c), axis=0, mode="fill", fill_value=0), 0),
+    tiles_scattered=lambda x, c: (
+        jnp.zeros((N, WIDE, D)).at[ids(c), jnp.minimum(position(c), WIDE - 1)].set(x, mode="drop")),
+    tiles_scattered_and_dropped=lambda x, c: jnp.zeros((N, WIDE, D)).at[ids(c), position(c)].set(x, mode="drop"),
+    tiles_scattered_flat=Leaks(tiles_scattered_flat(lambda c, p: t < c[-1])),
+    tiles_scattered_flat_and_guarded=tiles_scattered_flat(lambda c, p: (t < c[-1]) & (p < WIDE)),
+    tiles_sliced_by_lane=lambda x, c: jnp.where(
+        within(c)[..., None], jax.vmap(lambda i: sliced(x, c[i]))(jnp.arange(N)), 0),
+    tiles_sliced_by_start=lambda x, c: jnp.where(within(c)[..., None], jax.vmap(lambda s: sliced(x, s))(c[:-1]), 0),
+    tiles_of_one_more=Leaks(tiles(lambda c: jnp.arange(WIDE)[None] <= jnp.diff(c)[:, None])),
+    tiles_times_a_mask=Leaks(lambda x, c: x[jnp.clip(places(c), 0, T - 1)] * within(c)[..., None]),
+    tiles_before_the_start=Leaks(tiles(index=lambda c: c[:-1, None] - jnp.arange(WIDE))),
+)  # fmt: skip
 
 
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_scattered_and_dropped(x, c):
-    i = own(c)
-    p = t - c[i]
-    return jnp.zeros((N, WIDE, D)).at[ids(c), p].set(x, mode="drop")
+def put_back(put):
+    """Return a step that sums in tiles and puts them back: `put` of tokens, sums, places, mask and layout."""
+
+    def run(x, c):
+        return put(x, jnp.cumsum(tiles(before_the_end)(x, c), 1), places(c), before_the_end(c), c)
+
+    return run
 
 
-@case(PACKED, OF_TOKENS, Lane(), leaks=True)
-def tiles_scattered_flat(x, c):
-    i = own(c)
-    p = t - c[i]
-    flat = jnp.where(t < c[-1], i * WIDE + p, N * WIDE)
-    return jnp.zeros((N * WIDE, D)).at[flat].set(x, mode="drop").reshape(N, WIDE, D)
-
-
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_scattered_flat_and_guarded(x, c):
-    i = own(c)
-    p = t - c[i]
-    flat = jnp.where((t < c[-1]) & (p < WIDE), i * WIDE + p, N * WIDE)
-    return jnp.zeros((N * WIDE, D)).at[flat].set(x, mode="drop").reshape(N, WIDE, D)
-
-
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_sliced_by_lane(x, c):
-    def lane(i):
-        return lax.dynamic_slice(jnp.pad(x, ((0, WIDE), (0, 0))), (c[i], 0), (WIDE, D))
-
-    tl = jax.vmap(lane)(jnp.arange(N))
-    return jnp.where((jnp.arange(WIDE)[None] < jnp.diff(c)[:, None])[..., None], tl, 0)
-
-
-@case(PACKED, OF_TOKENS, Lane())
-def tiles_sliced_by_start(x, c):
-    tl = jax.vmap(lambda s: lax.dynamic_slice(jnp.pad(x, ((0, WIDE), (0, 0))), (s, 0), (WIDE, D)))(c[:-1])
-    return jnp.where((jnp.arange(WIDE)[None] < jnp.diff(c)[:, None])[..., None], tl, 0)
-
-
-@case(PACKED, OF_TOKENS, Lane(), leaks=True)
-def tiles_of_one_more(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] <= jnp.diff(c)[:, None]
-    return jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-
-
-@case(PACKED, OF_TOKENS, Lane(), leaks=True)
-def tiles_times_a_mask(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
-    return x[jnp.clip(idx, 0, T - 1)] * ok[..., None]
-
-
-@case(PACKED, OF_TOKENS, Lane(), leaks=True)
-def tiles_before_the_start(x, c):
-    idx = c[:-1, None] - jnp.arange(WIDE)
-    ok = jnp.arange(WIDE)[None] < jnp.diff(c)[:, None]
-    return jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-
-
-@case(PACKED, OF_TOKENS)
-def tiles_gathered_back(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    tl = jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-    tl = jnp.cumsum(tl, 1)
-    i = own(c)
-    p = t - c[i]
-    return tl[i, jnp.clip(p, 0, WIDE - 1)]
-
-
-@case(PACKED, OF_TOKENS)
-def tiles_scattered_back(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    tl = jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-    tl = jnp.cumsum(tl, 1)
-    return jnp.zeros_like(x).at[jnp.where(ok, idx, T)].set(tl, mode="drop")
-
-
-@case(PACKED, OF_TOKENS)
-def tiles_scattered_back_flat(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    tl = jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-    tl = jnp.cumsum(tl, 1)
-    return jnp.zeros_like(x).at[jnp.where(ok, idx, T).reshape(-1)].set(tl.reshape(-1, D), mode="drop")
-
-
-@case(PACKED, OF_TOKENS)
-def tiles_added_back(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    tl = jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-    tl = jnp.cumsum(tl, 1)
-    return jnp.zeros_like(x).at[idx].add(jnp.where(ok[..., None], tl, 0), mode="drop")
-
-
-@case(PACKED, OF_TOKENS, leaks=True)
 def tiles_back_without_a_mask(x, c):
-    idx = c[:-1, None] + jnp.arange(WIDE)
-    ok = idx < c[1:, None]
-    tl = jnp.where(ok[..., None], x[jnp.clip(idx, 0, T - 1)], 0)
-    return jnp.zeros_like(x).at[idx].set(tl + x[c[1:] - 1][:, None], mode="drop")
+    tl = tiles(before_the_end)(x, c)
+    return jnp.zeros_like(x).at[places(c)].set(tl + x[c[1:] - 1][:, None], mode="drop")
 
 
-@case(*STATES, Lane())
-def unrolled_lanes(x, c, h0):
-    return jnp.stack([lax.fori_loop(c[i], c[i + 1], lambda t, h: h * 0.9 + x[t], h0[i]) for i in range(N)])
+cases(
+    PACKED, OF_TOKENS,
+    tiles_gathered_back=put_back(lambda x, tl, idx, ok, c: tl[own(c), jnp.clip(position(c), 0, WIDE - 1)]),
+    tiles_scattered_back=put_back(
+        lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[jnp.where(ok, idx, T)].set(tl, mode="drop")),
+    tiles_scattered_back_flat=put_back(lambda x, tl, idx, ok, c: (
+        jnp.zeros_like(x).at[jnp.where(ok, idx, T).reshape(-1)].set(tl.reshape(-1, D), mode="drop"))),
+    tiles_added_back=put_back(
+        lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[idx].add(jnp.where(ok[..., None], tl, 0), mode="drop")),
+    tiles_back_without_a_mask=Leaks(tiles_back_without_a_mask),
+)  # fmt: skip
 
 
-@case(*STATES, Lane())
-def token_loop_by_vmap(x, c, h0):
-    return jax.vmap(lambda a, b, h: lax.fori_loop(a, b, lambda t, h: h * 0.9 + x[t], h))(c[:-1], c[1:], h0)
+tokens_of = lambda x, start, stop, state: lax.fori_loop(start, stop, lambda t, h: h * 0.9 + x[t], state)
 
 
-@case(*STATES, Lane())
-def token_loop_in_a_map(x, c, h0):
-    return lax.map(lambda s: lax.fori_loop(s[0], s[1], lambda t, h: h * 0.9 + x[t], s[2]), (c[:-1], c[1:], h0))
-
-
-@case(*STATES, Lane())
 def token_loop_in_a_scan(x, c, h0):
     def lane(_, s):
         a, b, h = s
-        h = lax.while_loop(lambda s: s[0] < b, lambda s: (s[0] + 1, s[1] * 0.9 + x[s[0]]), (a, h))[1]
-        return None, h
+        return None, lax.while_loop(lambda s: s[0] < b, lambda s: (s[0] + 1, s[1] * 0.9 + x[s[0]]), (a, h))[1]
 
     return lax.scan(lane, None, (c[:-1], c[1:], h0))[1]
 
 
-@case(*STATES, Lane())
-def token_loop_by_position(x, c, h0):
-    def lane(i):
-        return lax.fori_loop(0, c[i + 1] - c[i], lambda t, h: h * 0.9 + x[c[i] + t], h0[i])
-
-    return lax.map(lane, jnp.arange(N))
-
-
-@case(*STATES, Lane())
 def token_scan_with_a_mask(x, c, h0):
     def lane(i):
         def tok(h, j):
@@ -550,81 +368,49 @@ def token_scan_with_a_mask(x, c, h0):
     return lax.map(lane, jnp.arange(N))
 
 
-@case(*STATES, Lane())
-def masked_sum_in_a_map(x, c, h0):
-    def lane(i):
-        own = (t >= c[i]) & (t < c[i + 1])
-        return jnp.where(own[:, None], x, 0).sum(0)
-
-    return lax.map(lane, jnp.arange(N))
+sum_between = lambda x, start, stop: jnp.where(((t >= start) & (t < stop))[:, None], x, 0).sum(0)
 
 
-@case(*STATES, Lane())
-def masked_sum_by_vmap(x, c, h0):
-    return jax.vmap(lambda a, b: jnp.where(((t >= a) & (t < b))[:, None], x, 0).sum(0))(c[:-1], c[1:])
+def lanes_in_turn(state):
+    """Return a step with one lane per iteration: `state` of tokens, layout, lane and row."""
+    return lambda x, c, pool: lax.fori_loop(0, N, lambda i, pool: pool.at[i].set(state(x, c, i, pool[i])), pool)
 
 
-@case((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"))
-def lane_loop_with_token_loop(x, c, pool):
-    def lane(i, pool):
-        h = pool[i]
-        h = lax.fori_loop(c[i], c[i + 1], lambda t, h: h * 0.9 + x[t], h)
-        return pool.at[i].set(h)
-
-    return lax.fori_loop(0, N, lane, pool)
-
-
-@case((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"), leaks=True)
-def lane_loop_one_more_token(x, c, pool):
-    def lane(i, pool):
-        h = lax.fori_loop(c[i], c[i + 1] + 1, lambda t, h: h * 0.9 + x[t], pool[i])
-        return pool.at[i].set(h)
-
-    return lax.fori_loop(0, N, lane, pool)
-
-
-@case((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"), leaks=True)
-def lane_loop_next_token(x, c, pool):
-    def lane(i, pool):
-        h = lax.fori_loop(c[i], c[i + 1], lambda t, h: h * 0.9 + x[jnp.minimum(t + 1, T - 1)], pool[i])
-        return pool.at[i].set(h)
-
-    return lax.fori_loop(0, N, lane, pool)
-
-
-@case((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"), leaks=True)
 def lane_loop_carried_state(x, c, pool):
     def lane(i, s):
         pool, h = s
-        h = lax.fori_loop(c[i], c[i + 1], lambda t, h: h * 0.9 + x[t], h)
+        h = tokens_of(x, c[i], c[i + 1], h)
         return pool.at[i].set(h), h
 
     return lax.fori_loop(0, N, lane, (pool, jnp.zeros(D)))[0]
 
 
-@case((x, cu, numbers(N, D)), (TOKENS, CU, Pool("s")), Pool("s"), leaks=True)
-def lane_loop_from_the_first(x, c, pool):
-    def lane(i, pool):
-        h = lax.fori_loop(c[0], c[i + 1], lambda t, h: h * 0.9 + x[t], pool[i])
-        return pool.at[i].set(h)
-
-    return lax.fori_loop(0, N, lane, pool)
-
-
-@case(PACKED, OF_TOKENS)
-def segmented_scan_by_kept_tokens(x, c):
-    def op(left, right):
-        return left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1])
-
-    return lax.associative_scan(op, (t > c[own(c)], x))[1]
-
-
-@case(PACKED, OF_TOKENS, leaks=True)
-def segmented_scan_that_keeps_starts(x, c):
-    def op(left, right):
-        return left[0] & right[0], jnp.where(right[0][:, None], left[1] + right[1], right[1])
-
-    return lax.associative_scan(op, (t >= c[own(c)], x))[1]
+cases(
+    *STATES, Lane(),
+    unrolled_lanes=lambda x, c, h0: jnp.stack([tokens_of(x, c[i], c[i + 1], h0[i]) for i in range(N)]),
+    token_loop_by_vmap=lambda x, c, h0: jax.vmap(lambda a, b, h: tokens_of(x, a, b, h))(c[:-1], c[1:], h0),
+    token_loop_in_a_map=lambda x, c, h0: lax.map(lambda s: tokens_of(x, *s), (c[:-1], c[1:], h0)),
+    token_loop_in_a_scan=token_loop_in_a_scan,
+    token_loop_by_position=lambda x, c, h0: lax.map(
+        lambda i: lax.fori_loop(0, c[i + 1] - c[i], lambda t, h: h * 0.9 + x[c[i] + t], h0[i]), jnp.arange(N)),
+    token_scan_with_a_mask=token_scan_with_a_mask,
+    masked_sum_in_a_map=lambda x, c, h0: lax.map(lambda i: sum_between(x, c[i], c[i + 1]), jnp.arange(N)),
+    masked_sum_by_vmap=lambda x, c, h0: jax.vmap(lambda a, b: sum_between(x, a, b))(c[:-1], c[1:]),
+)  # fmt: skip
+cases(
+    *ROW_POOL,
+    lane_loop_with_token_loop=lanes_in_turn(lambda x, c, i, row: tokens_of(x, c[i], c[i + 1], row)),
+    lane_loop_one_more_token=Leaks(lanes_in_turn(lambda x, c, i, row: tokens_of(x, c[i], c[i + 1] + 1, row))),
+    lane_loop_next_token=Leaks(lanes_in_turn(lambda x, c, i, row: lax.fori_loop(
+        c[i], c[i + 1], lambda t, h: h * 0.9 + x[jnp.minimum(t + 1, T - 1)], row))),
+    lane_loop_carried_state=Leaks(lane_loop_carried_state),
+    lane_loop_from_the_first=Leaks(lanes_in_turn(lambda x, c, i, row: tokens_of(x, c[0], c[i + 1], row))),
+)  # fmt: skip
+cases(
+    PACKED, OF_TOKENS,
+    segmented_scan_by_kept_tokens=lambda x, c: scanned(continued, t > c[own(c)], x),
+    segmented_scan_that_keeps_starts=Leaks(lambda x, c: scanned(continued, t >= c[own(c)], x)),
+)  # fmt: skip
 
 
 def recurrence_by_number(first, reverse=False):
@@ -655,26 +441,6 @@ def states_by_number(keeps, lane):
         return lax.scan(tok, states, t)[::-1]
 
     return run
-
-
-BY_NUMBER = {
-    "recurrence by number": (recurrence_by_number(lambda c, i, k: k == c[i[k]]), False),
-    "recurrence by number and position": (recurrence_by_number(lambda c, i, k: k - c[i[k]] == 0), False),
-    "recurrence by number, reset late": (recurrence_by_number(lambda c, i, k: k - c[i[k]] == 1), True),
-    "recurrence by number, start of the previous id": (
-        recurrence_by_number(lambda c, i, k: k == c[i[jnp.maximum(k - 1, 0)]]),
-        True,
-    ),
-    "recurrence by number, in reverse": (recurrence_by_number(lambda c, i, k: k == c[i[k]], reverse=True), True),
-}
-STATES_BY_NUMBER = {
-    "states by number": (states_by_number(lambda c, k: k < c[-1], lambda i, k: i[k]), False),
-    "states by number, with padding": (states_by_number(lambda c, k: k <= c[-1], lambda i, k: i[k]), True),
-    "states by number, of the next lane": (
-        states_by_number(lambda c, k: k < c[-1], lambda i, k: jnp.minimum(i[k] + 1, N - 1)),
-        True,
-    ),
-}
 
 
 def each_lane(run: Callable[..., Any]) -> Callable[..., Any]:
@@ -719,16 +485,22 @@ OF_MATRICES: dict[str, Any] = {
     "lax.map": lambda a, b: lax.map(lambda v: v / v.sum(), b, batch_size=2),
     "lax.platform_dependent": lambda a, b: lax.platform_dependent(b, cpu=lambda v: v * 2, default=lambda v: v + v),
 }
-STEPS += [OutsideStep(name, run, LANES[0], LaneContract(*LANES[1:]), False) for name, run in OF_LANES.items()]
-STEPS += [OutsideStep(name, run, MATRICES[0], LaneContract(*MATRICES[1:]), False) for name, run in OF_MATRICES.items()]
-STEPS += [
-    OutsideStep(name, run, STATES[0], LaneContract(STATES[1], TOKENS), leaks)
-    for name, (run, leaks) in BY_NUMBER.items()
-]
-STEPS += [
-    OutsideStep(name, run, STATES[0], LaneContract(STATES[1], (TOKENS, Lane())), leaks)
-    for name, (run, leaks) in STATES_BY_NUMBER.items()
-]
+cases(*LANES, **OF_LANES)
+cases(*MATRICES, **OF_MATRICES)
+cases(*STATES, **{
+    "recurrence by number": recurrence_by_number(lambda c, i, k: k == c[i[k]]),
+    "recurrence by number and position": recurrence_by_number(lambda c, i, k: k - c[i[k]] == 0),
+    "recurrence by number, reset late": Leaks(recurrence_by_number(lambda c, i, k: k - c[i[k]] == 1)),
+    "recurrence by number, start of the previous id": Leaks(
+        recurrence_by_number(lambda c, i, k: k == c[i[jnp.maximum(k - 1, 0)]])),
+    "recurrence by number, in reverse": Leaks(recurrence_by_number(lambda c, i, k: k == c[i[k]], reverse=True)),
+})  # fmt: skip
+cases(*STATES, (TOKENS, Lane()), **{
+    "states by number": states_by_number(lambda c, k: k < c[-1], lambda i, k: i[k]),
+    "states by number, with padding": Leaks(states_by_number(lambda c, k: k <= c[-1], lambda i, k: i[k])),
+    "states by number, of the next lane": Leaks(
+        states_by_number(lambda c, k: k < c[-1], lambda i, k: jnp.minimum(i[k] + 1, N - 1))),
+})  # fmt: skip
 
 
 class FalseAlarm(NamedTuple):
@@ -745,25 +517,19 @@ class FalseAlarm(NamedTuple):
 
 NOT_PROVED = {
     "tiles_scattered_flat_and_guarded": FalseAlarm(
-        "places of rows are a fact in two dimensions, not in a flat one", "tiles_scattered_and_dropped"
-    ),
+        "places of rows are a fact in two dimensions, not in a flat one", "tiles_scattered_and_dropped"),
     "tiles_added_back": FalseAlarm(
-        "zeros are added to tokens of other lanes, and an addition of zero counts as a write", "tiles_scattered_back"
-    ),
+        "zeros are added to tokens of other lanes, and an addition of zero counts as a write", "tiles_scattered_back"),
     "token_loop_by_vmap": FalseAlarm("a token for each lane, counted in one loop, is no fact", "token_loop_in_a_map"),
     "token_scan_with_a_mask": FalseAlarm(
-        "the state is added to a token before the mask excludes other lanes", "token_loop_in_a_map"
-    ),
+        "the state is added to a token before the mask excludes other lanes", "token_loop_in_a_map"),
     "segmented_scan_by_ids": FalseAlarm(
         "an associative scan interleaves the ids, which then are no ids of tokens in line",
-        "segmented_scan_by_kept_tokens",
-    ),
+        "segmented_scan_by_kept_tokens"),
     "recurrence_with_the_last_id": FalseAlarm(
-        "the carried id is a lane only from the second iteration on", "recurrence_by_ids"
-    ),
+        "the carried id is a lane only from the second iteration on", "recurrence_by_ids"),
     "recurrence_of_reversed_tokens": FalseAlarm(
-        "tokens in the opposite order are no tokens in line", "recurrence_in_reverse"
-    ),
+        "tokens in the opposite order are no tokens in line", "recurrence_in_reverse"),
     "place_by_a_condition": FalseAlarm("a condition of two places is no limit", "place_by_a_maximum"),
-}
+}  # fmt: skip
 """Steps that do not leak and are refused."""

@@ -15,13 +15,8 @@ from models import KV_BLOCK
 
 PAGES = 5
 SETTINGS: dict[str, Any] = {
-    "lanes": 4,
-    "context": 512,
-    "dtype": "float32",
-    "chunk": 32,
-    "certify": "off",
-    "cache": PAGES * KV_BLOCK,
-}
+    "lanes": 4, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off", "cache": PAGES * KV_BLOCK,
+}  # fmt: skip
 """Four lanes of four pages each, and five pages for all of them."""
 PLAIN: dict[str, Any] = {"ignore_eos": True}
 

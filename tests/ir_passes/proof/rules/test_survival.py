@@ -247,12 +247,8 @@ def test_kept_rows_after_two_conversions(source: str) -> None:
 
 BOUNDS = (0, 1), (0, 6), (0, 119), (0, 127), (0, 128), (0, 255), (0, 256), (-1, 5)
 WHOLE: tuple[Fact, ...] = (
-    SlotEntry(Leaf(3)),
-    SegmentIds(0, "tokens"),
-    PageEntry(Leaf(3)),
-    Iota(0),
-    PlusConstant(Number(1003), 1),
-)
+    SlotEntry(Leaf(3)), SegmentIds(0, "tokens"), PageEntry(Leaf(3)), Iota(0), PlusConstant(Number(1003), 1),
+)  # fmt: skip
 
 
 @pytest.mark.slow

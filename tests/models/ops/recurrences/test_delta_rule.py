@@ -1,13 +1,11 @@
 """Three forms of the gated delta rule agree for all lengths and touch nothing else."""
 
-from functools import partial
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
-from recurrence_checks import check_equation, check_idle_lane
+from recurrence_checks import check_equation, check_gradients, check_idle_lane, check_single_tokens
 from recurrence_equations import delta_rule_reference
 from recurrence_forms import on_arrays
 
@@ -107,13 +105,9 @@ def test_a_fault_of_the_chunks_is_seen_where_the_last_is_filled_up(id: str, monk
 @PER_HEAD_AND_PER_CHANNEL
 @PLATFORMS
 def test_one_token_at_a_time_equals_all_at_once(channels: bool, platform: str) -> None:
-    arrays, state, valid = inputs((13, 5, 0), channels=channels)
-    want_out, want_state = jax.device_get(reference(*arrays, state, valid, OLD[: len(valid)]))
-    step = jax.jit(on_arrays(delta_rule_step, platform))
-    for t in range(13):
-        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], OLD[:3])
-        np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
+    check_single_tokens(
+        jax.jit(on_arrays(delta_rule_step, platform)), reference, inputs((13, 5, 0), channels=channels), TOLERANCE
+    )
 
 
 @pytest.mark.each_value
@@ -191,15 +185,4 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
 @pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
 def test_gradients_of_the_chunked_form_match_the_reference(channels: bool) -> None:
-    arrays, state, valid = inputs((11, 4), channels=channels)
-    arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
-
-    def loss(form, arrays, state):
-        out, new = form(*arrays, state, valid, OLD[: len(valid)])
-        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
-
-    form = channel_chunked if channels else chunked
-    got = jax.jit(jax.grad(partial(loss, form), argnums=(0, 1)))(arrays, state)
-    want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+    check_gradients(channel_chunked if channels else chunked, reference, inputs((11, 4), channels=channels))

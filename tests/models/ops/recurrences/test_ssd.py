@@ -1,13 +1,11 @@
 """Three forms of SSD (Mamba2) agree for all lengths and touch nothing else."""
 
 import re
-from functools import partial
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrence_checks import check_equation, check_idle_lane
+from recurrence_checks import check_equation, check_gradients, check_idle_lane, check_single_tokens
 from recurrence_equations import ssd_reference
 from recurrence_forms import on_arrays
 
@@ -72,13 +70,7 @@ def test_outputs_in_place_of_values_equal_the_equation_of_ssd(keep_state: bool) 
 
 @PLATFORMS
 def test_one_token_at_a_time_equals_all_at_once(platform: str) -> None:
-    arrays, state, valid = inputs((13, 5, 0))
-    want_out, want_state = jax.device_get(reference(*arrays, state, valid, none_fresh(state)))
-    step = jax.jit(on_arrays(ssd_step, platform))
-    for t in range(13):
-        out, state = step(*(x[:, t : t + 1] for x in arrays), state, valid[:, t : t + 1], none_fresh(valid))
-        np.testing.assert_allclose(np.asarray(out)[:, 0], want_out[:, t], atol=TOLERANCE, rtol=0)
-    np.testing.assert_allclose(state, want_state, atol=TOLERANCE, rtol=0)
+    check_single_tokens(jax.jit(on_arrays(ssd_step, platform)), reference, inputs((13, 5, 0)), TOLERANCE)
 
 
 @pytest.mark.each_value
@@ -131,14 +123,4 @@ def test_the_state_is_not_copied(tokens: int) -> None:
 
 @pytest.mark.slow
 def test_gradients_of_the_chunked_form_match_the_reference() -> None:
-    arrays, state, valid = inputs((11, 4))
-    arrays = [np.where(valid.reshape(valid.shape + (1,) * (x.ndim - 2)), x, np.float32(0)) for x in arrays]
-
-    def loss(form, arrays, state):
-        out, new = form(*arrays, state, valid, none_fresh(valid))
-        return jnp.sum(jnp.sin(out)) + jnp.sum(jnp.cos(new))
-
-    got = jax.jit(jax.grad(partial(loss, chunked), argnums=(0, 1)))(arrays, state)
-    want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
-    for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
-        np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+    check_gradients(chunked, reference, inputs((11, 4)))

@@ -34,9 +34,9 @@ from hybridlm.scoring.prompt_logprobs import add_prompts, prompt_logprobs
 from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
-from hybridlm.text.stop_strings import GrowingText
+from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
-from ir_passes.jaxpr.refused import require_threads
+from ir_passes.jaxpr import refused
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> checked request."""
@@ -176,8 +176,7 @@ class Session:
         self._require_open()
         request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
         probes = ProbeSettings(hidden_states, positions, states, None, interventions)
-        probes.check()
-        if probes.given:
+        if probes.check():
             request = probes.of_request(self._reading(), request)
         self.add(request)
         return request.index
@@ -198,17 +197,14 @@ class Session:
             sequence = ActiveSequence(request)
             alive = AliveRequest(sequence)
             if tokenizer is not None:
-                alive.text = GrowingText(
-                    tokenizer,
-                    params.stop_strings,
-                    skip_special_tokens=params.skip_special_tokens,
-                    keep_tool_markers=params.keep_tool_markers,
-                )
+                stream = tokenizer.stream(params.skip_special_tokens, params.keep_tool_markers)
+                alive.text = GrowingText(stream, params.stop_strings)
                 if params.thinking_budget is not None:
                     alive.budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
             self._submitted = request.index + 1
             self._alive[request.index] = alive
-            sequence.grammar = self._grammar(sequence)
+            if params.masked:
+                sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
@@ -255,17 +251,18 @@ class Session:
         with self._engine.decisions.command("step", session=self):
             while self._in_flight and self._in_flight[0].accepted is not None:
                 self._read()
-            try:
-                if self._unscored:
-                    self._score_prompts()
-            except BaseException:
-                self.close()
-                raise
-            dispatched = self._next()
-            if dispatched is None and self._in_flight:
+            while True:
+                try:
+                    if self._unscored:
+                        self._score_prompts()
+                    dispatched = self._scheduler.next(unread=bool(self._in_flight))
+                except BaseException:
+                    self.close()
+                    raise
+                if dispatched is not None or not self._in_flight:
+                    break
                 while self._in_flight:
                     self._read()
-                dispatched = self._next()
             if dispatched is not None:
                 self._in_flight.append(dispatched)
             if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
@@ -283,13 +280,6 @@ class Session:
         for prompt, indices in prompts.items():
             for index in indices:
                 self._alive[index].prompt = prompt
-
-    def _next(self) -> DispatchedStep | None:
-        try:
-            return self._scheduler.next(unread=bool(self._in_flight))
-        except BaseException:
-            self.close()
-            raise
 
     def check_integrity(self) -> None:
         """Check that every row is free or held by one active request.
@@ -312,7 +302,8 @@ class Session:
                 self._scheduler.close()
 
     def _require_open(self) -> None:
-        require_threads("session")
+        if refused.forked:
+            raise refused.ForkedProcessError("session")
         if self._closed:
             raise RuntimeError("the session is closed; open another one with lm.session()")
 

@@ -36,9 +36,8 @@ from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr import jax_private, refused
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.refused import require_threads
 from models.layers.embedding import embedding_rows
 from models.ops.quantised_weight import stored_form
 
@@ -113,7 +112,8 @@ class TextModel:
     @property
     def engine(self) -> Engine:
         """The engine; raises ForkedProcessError in a process without JAX's threads."""
-        require_threads(f"{self.path}")
+        if refused.forked:
+            raise refused.ForkedProcessError(f"{self.path}")
         return self._engine
 
     def require_vocabulary_head(self) -> None:
@@ -130,7 +130,8 @@ class TextModel:
     @property
     def inputs(self) -> Inputs:
         """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
-        self.require_vocabulary_head()
+        if not self.has_vocabulary_head:
+            self.require_vocabulary_head()
         return self.text_inputs
 
     @property
@@ -173,11 +174,11 @@ class TextModel:
         distributions.check(vocab_size)
         if distributions.given and top_logprobs:
             raise ValueError("top_logprobs: expected 0 with token_ids, top, temperature or entropy; use top")
-        probes.check()
+        is_probed = probes.check()
 
         def scores_of(ids: Sequence[ScoredIds]) -> list[Score]:
             question = distributions.question(ids, vocab_size) if distributions.given else None
-            probing = self.probing(probes, ids, prefix) if probes.given else None
+            probing = self.probing(probes, ids, prefix) if is_probed else None
             return self.scores([text.token_ids for text in ids], top_logprobs, prefix, question, probing)
 
         if prefix is None:

@@ -69,14 +69,13 @@ def probed_session(
     Raises:
         ValueError: drafts are requested together with reads or changes.
     """
-    probes.check()
-    engine, to_request = model.engine, model.inputs.request
-    if not probes.given:
-        return requests, open_session(engine, model.tokenizer, to_request, processor, speculate)
+    engine, inputs = model.engine, model.inputs
+    if not probes.check():
+        return requests, open_session(engine, inputs.tokenizer, inputs.request, processor, speculate)
     if speculate not in (None, "as loaded"):
         raise ValueError("speculate: expected None with hidden_states, states or interventions")
     requests, probing = probes.of_requests(engine, requests, n)
-    return requests, Session(engine, model.tokenizer, to_request, processor, None, probing)
+    return requests, Session(engine, inputs.tokenizer, inputs.request, processor, None, probing)
 
 
 def run_requests(requests: list[Request], session: Session, start: Start | None) -> Generator[Event, None, None]:

@@ -25,7 +25,7 @@ import numpy as np
 
 import hybridlm
 from hybridlm import demo
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.cache_size import KV_BLOCK
 from hybridlm.engine.speculation import Speculation
 
@@ -189,7 +189,7 @@ def main() -> None:
     parser.add_argument("--lanes", type=int, default=8)
     parser.add_argument("--seed", type=int, default=0)
     options = parser.parse_args()
-    admission.ROOM, Speculation.always = 3, True  # sequences soon need more pages; every draft is verified
+    scheduler.ROOM, Speculation.always = 3, True  # sequences soon need more pages; every draft is verified
     warnings.filterwarnings("ignore", ".*was preempted after")
     start, sizes = time.monotonic(), list[int]()
     soak = Soak(options.model, options.lanes, options.seed)

@@ -1,12 +1,19 @@
-"""Decode steps: one token per sequence, or verified drafts (speculative decoding).
+"""Decode steps and their pages: one token per sequence, or verified drafts (speculative decoding).
 
 A sampling step is dispatched before the previous tokens have been read; a verifying step waits for them, as drafts
 depend on them.
+
+A sequence gets another page when the last is full. Without free pages, states of the prefix cache are evicted, then the
+last joined sequence is preempted: it gives back row and pages, waits in its old place, and recomputes its tokens.
+
+A device's first sequence is never preempted, and requests for more pages than a device has are refused: one sequence
+can always go on.
 """
 
+import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import numpy as np
@@ -14,16 +21,19 @@ import numpy as np
 from hybridlm.drafting.step_times import StepTiming
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.probing import Probing, StepReads
-from hybridlm.engine.reading import TextPart
+from hybridlm.engine.reading import QueuedText, TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import expected_changes, logit_changes, sampling_arrays, sampling_inputs
+from hybridlm.requests.sampling_operands import MIN_CHANGES, logit_changes, sampling_arrays, sampling_inputs
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_owner import Slot, SlotError, SlotFault
+from models import KV_BLOCK
+
+Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
 
 class DispatchedStep(NamedTuple):
@@ -57,7 +67,67 @@ class Decoding:
     ):
         self._engine, self._processor, self._speculation = engine, processor, speculation
         self._drafted: list[int] = []
+        self._warned = False
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
+
+    def limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
+        """Return the most positions of a sequence, with MTP drafts; the last sampled token needs none."""
+        drafts = 0 if self._speculation is None else self._speculation.head_drafts
+        request, context = sequence.request, self._engine.context
+        positions = min(len(request.prompt) + request.params.max_tokens, context) - 1
+        return min(positions + drafts, pool.blocks * KV_BLOCK)
+
+    def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
+        slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
+        indices = pool.short(slots, [self._positions_to_decode(sequence, pool) for sequence in sequences])
+        return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
+
+    def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
+        """Reserve pages for the next decode step of a sequence; False without free pages."""
+        assert sequence.slot is not None
+        positions = self._positions_to_decode(sequence, pool)
+        if not pool.can_reserve(sequence.slot, positions):
+            cache, device = self._engine.prefix_cache, pool.device_of(sequence.slot)
+            if cache is None or not cache.make_room(pool, device, pool.missing(sequence.slot, positions)):
+                return False
+        pool.reserve(sequence.slot, positions)
+        return True
+
+    def last(self, sequence: ActiveSequence, joined: Sequence[Q], pool: RowPool) -> Q:
+        """Return the sequence or text to preempt for a sequence: the last of its device.
+
+        Raises:
+            SlotsExhausted: no other sequence is on this device.
+        """
+        assert sequence.slot is not None
+        device, slots = pool.device_of(sequence.slot), [self._slot(other) for other in joined]
+        neighbours = [
+            other
+            for other, slot in zip(joined, slots, strict=True)
+            if slot is not None and pool.device_of(slot) == device
+        ]
+        if len(neighbours) == 1:
+            pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
+        return max(neighbours, key=lambda other: other.order)
+
+    def count_preemption(self, sequence: ActiveSequence | QueuedText) -> None:
+        self._engine.stats["preemptions"] += 1
+        if not self._warned:
+            self._warned = True
+            warnings.warn(
+                f"{sequence.subject} was preempted after {sequence.consumed} tokens, because all "
+                f"{self._engine.cache_positions:,} positions of the KV cache are in use: it waits, and its tokens are "
+                "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
+                stacklevel=2,
+            )
+
+    def _slot(self, queued: ActiveSequence | QueuedText) -> Slot | None:
+        return queued.slot_of(self._engine) if isinstance(queued, QueuedText) else queued.slot
+
+    def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
+        """Return a decoding sequence's positions after its next step, with drafts."""
+        ahead = 0 if self._speculation is None else self._speculation.ahead
+        return min(sequence.consumed + 1 + ahead, self.limit(sequence, pool))
 
     def begin(self, sequence: ActiveSequence) -> None:
         # Changes of logits after a draft depend on the draft.
@@ -74,7 +144,10 @@ class Decoding:
             and all(sequence.probe is None for sequence in sequences)
             and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
         ):
-            changes, programs = expected_changes(sequences), engine.programs
+            changes, programs = dict[str, Any](), engine.programs
+            if any(sequence.request.params.needs_output for sequence in sequences):
+                masked = any(sequence.request.params.masked for sequence in sequences)
+                changes = {"changes": MIN_CHANGES, "masked": masked}
             request = len(sequences), top, self._processor, *changes.values()
             if request not in programs.prepared:
                 programs.prepared.add(request)

@@ -40,18 +40,13 @@ class ProbeSettings:
     capture_to: Any = None
     interventions: Any = None
 
-    @property
-    def given(self) -> bool:
-        return self.reads or self.interventions is not None
-
-    @property
-    def reads(self) -> bool:
+    def check(self) -> bool:
+        """Return whether there are reads or changes; raise ValueError for fields without effect."""
         nothing = isinstance(self.hidden_states, list | tuple | np.ndarray) and not len(self.hidden_states)
-        return not nothing or self.states is not False
-
-    def check(self) -> None:
-        if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
+        reads = not nothing or self.states is not False
+        if not reads and (self.capture_to is not None or not isinstance(self.positions, str)):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
+        return reads or self.interventions is not None
 
     def of_texts(self, engine: Engine, texts: Sequence[range], prefix: Prefix | None) -> TextProbing:
         """Return the reads and changes in texts."""

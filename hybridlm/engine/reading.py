@@ -58,9 +58,6 @@ class QueuedText:
     reading: "Reading[Any]" = field(init=False)
     order: tuple[int, ...] = field(init=False)
 
-    all_read = True
-    """A text waits for no step in flight."""
-
     @property
     def subject(self) -> str:
         return "a shared prefix" if self.index is None else f"text {self.index}"

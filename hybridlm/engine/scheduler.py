@@ -21,7 +21,6 @@ from typing import Any, TypeVar, cast
 
 import numpy as np
 
-from hybridlm.engine.admission import Admission
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import TURN_LOCK, Engine
 from hybridlm.engine.probing import Probing
@@ -37,6 +36,7 @@ from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_owner import SlotError, SlotFault
+from models import KV_BLOCK
 
 MAX_PREFILL_RUN = 2
 """Consecutive prefill steps after which decoding sequences get a step."""
@@ -49,6 +49,8 @@ IDLE_SECONDS = 10.0
 WAIT_SECONDS = 0.001
 """Pause of a turn without a row, while others have all rows."""
 
+ROOM = KV_BLOCK
+"""Reserved positions after a joining sequence's prompt."""
 _TURNS = itertools.count(1)
 
 Queued = ActiveSequence | QueuedText
@@ -91,7 +93,6 @@ class Scheduler:
         assert probing is None or speculation is None, "nothing is drafted where probes may be"
         self._engine, self._processor, self._drafts, self._probing = engine, processor, speculation is not None, probing
         self._decoding = Decoding(engine, processor, speculation)
-        self._admission = Admission(engine, speculation)
         self._engines = engines or (engine,)
         self._heaps: dict[Hashable, list[tuple[tuple[int, ...], Queued]]] = {}
         self.prefilling: list[ActiveSequence] = []
@@ -134,7 +135,8 @@ class Scheduler:
 
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
-        self._decoding.begin(sequence)
+        if self._drafts:
+            self._decoding.begin(sequence)
         self._wait(sequence)
 
     @_in_turn
@@ -151,22 +153,20 @@ class Scheduler:
                 text.parent.children.append(text)
 
     def _wait(self, sequence: Queued) -> None:
-        heapq.heappush(self._heaps.setdefault(_kind_of(sequence), []), (sequence.order, sequence))
-
-    def _pop(self, kind: Hashable) -> None:
-        heapq.heappop(self._heaps[kind])
-        if not self._heaps[kind]:
-            del self._heaps[kind]
+        # Texts, nested prefixes and other prefixes of a reading have separate heaps: they do not block one another.
+        kind = None
+        if isinstance(sequence, QueuedText):
+            kind = sequence.reading, sequence.index is None, sequence.parent is None
+        heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
 
     @_in_turn
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text; a step in flight may write its row."""
-        for kind, heap in list(self._heaps.items()):
+        for heap in self._heaps.values():
             if any(entry[1] is sequence for entry in heap):
                 heap[:] = [entry for entry in heap if entry[1] is not sequence]
                 heapq.heapify(heap)
-                if not heap:
-                    del self._heaps[kind]
+        self._heaps = {kind: heap for kind, heap in self._heaps.items() if heap}
         if isinstance(sequence, QueuedText):
             parent = sequence.parent
             sequence.reading.detach(sequence)
@@ -188,34 +188,28 @@ class Scheduler:
             None without work or rows, or if the step needs unread tokens.
         """
         self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
-        if self.unfinished:
+        if self._heaps or self.joined:
             self._pool, *_ = [engine.pool for engine in self._engines]
         self._admit()
         self._turns.append(self.turn)
         if self._heaps and not self.joined:
             TURN_LOCK.wait(WAIT_SECONDS)  # others have all rows
-        if not self._prefills_next:
+        if self.decoding and (self._prefill_run >= MAX_PREFILL_RUN or not (self.prefilling or self.reading)):
             if unread and self._decoding.needs_tokens(self.decoding):
                 return None
             self._grow()
-        if self._prefills_next:
-            self._prefill_run += 1
-            leader = self._leader()
-            return self._read_texts(leader) if isinstance(leader, QueuedText) else self._prefill(leader)
-        self._prefill_run = 0
-        return self._decode_step() if self.decoding else None
-
-    @property
-    def _prefills_next(self) -> bool:
-        prefills = self.prefilling or self.reading
-        return bool(prefills) and (not self.decoding or self._prefill_run < MAX_PREFILL_RUN)
-
-    def _leader(self) -> Queued:
-        """Return the first in the queue; every second time, the first without a step."""
-        joined: list[Queued] = [*self.prefilling, *self.reading]
-        new = [sequence for sequence in joined if not sequence.stepped]
+            if self.decoding:  # not all were preempted
+                self._prefill_run = 0
+                return self._decode_step()
+        prefills: list[Queued] = [*self.prefilling, *self.reading]
+        if not prefills:
+            self._prefill_run = 0
+            return None
+        self._prefill_run += 1
+        new = [sequence for sequence in prefills if not sequence.stepped]
         self._led_by_new = bool(new) and not self._led_by_new
-        return min(new if self._led_by_new else joined, key=lambda sequence: sequence.order)
+        leader = min(new if self._led_by_new else prefills, key=lambda sequence: sequence.order)
+        return self._read_texts(leader) if isinstance(leader, QueuedText) else self._prefill(leader)
 
     @_in_turn
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
@@ -280,7 +274,7 @@ class Scheduler:
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
         while pool is not None and len(self.joined) + len(delayed) < engine.lanes:
-            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in blocked]
+            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if heap and kind not in blocked]
             if not heads:
                 break
             _, sequence, kind = min(heads, key=lambda head: head[0])
@@ -292,21 +286,22 @@ class Scheduler:
                 device = self._device_for(sequence)
                 if device is None:
                     break
-                self._pop(kind)
+                heapq.heappop(self._heaps[kind])
                 self.reading.append(sequence)
                 sequence.stepped = False
                 reading.begin(sequence, device)
                 continue
-            if not sequence.all_read:
+            if len(sequence.generated) != sequence.sampled:
                 break
-            self._pop(kind)
+            heapq.heappop(self._heaps[kind])
             sequence.begin()
-            cache = self._cache_of(sequence)
+            cache = engine.prefix_cache if sequence.shares_states else None
             if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
                 delayed.append(sequence)
-            elif not self._join(sequence, pool):
+            elif not self._join(sequence, pool, cache):
                 delayed.append(sequence)
                 break
+        self._heaps = {kind: heap for kind, heap in self._heaps.items() if heap}
         for sequence in delayed:
             self._wait(sequence)
 
@@ -318,7 +313,7 @@ class Scheduler:
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
             if not self._preempt_idle(engines):
-                return None if _in_use(engines) else 0
+                return None if any(queue.joined for engine in engines for queue in engine.queues) else 0
         return devices[0]
 
     def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
@@ -342,23 +337,22 @@ class Scheduler:
             return queue.turn < self._turns[0]
         return self.seconds - queue.seconds > IDLE_SECONDS
 
-    def _cache_of(self, sequence: ActiveSequence) -> PrefixCache | None:
-        return self._engine.prefix_cache if sequence.shares_states else None
+    def _join(self, sequence: ActiveSequence, pool: RowPool, cache: PrefixCache | None) -> bool:
+        """Give a sequence a row with its deepest cached state, and pages for its prompt and `ROOM`.
 
-    def _join(self, sequence: ActiveSequence, pool: RowPool) -> bool:
-        """Give a sequence a row with its deepest cached state; False without free pages.
+        A row on the device of the state shares its pages. Returns False without free pages.
 
         Raises:
             SlotsExhausted: no other sequence has pages.
         """
         engine, moves, start = self._engine, self._engine.moves, sequence.request.start
-        cache, cacheless = self._cache_of(sequence), False
+        positions, cacheless = min(len(sequence.prompt) + ROOM, self._decoding.limit(sequence, pool)), False
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
-                may_wait = _in_use([engine]) or snapshot is not start
                 shared = [] if snapshot is None else moves.shareable(snapshot)
-                slot = self._admission.enter(sequence, shared, pool, may_wait)
-                if slot is not None:
+                in_use = any(queue.joined for queue in engine.queues)
+                if engine.make_room(positions, shared) or not (in_use or snapshot is not start):
+                    slot = pool.acquire(positions, shared=shared)
                     sequence.slot, sequence.stepped = slot, False
                     self.prefilling.append(sequence)
                     if cache is not None:
@@ -369,7 +363,7 @@ class Scheduler:
                         sequence.consumed = moves.restore(snapshot, pool, slot, sequence.prompt, owner=sequence)
                     return True
             if not self._preempt_idle([engine]):
-                if cacheless or _in_use([engine]):
+                if cacheless or in_use:
                     return False
                 cacheless = True  # a pinned page that is only copied in part may take the last free page
 
@@ -377,12 +371,12 @@ class Scheduler:
         pool = self._pool
         if pool is None:
             return
-        for sequence in self._admission.short(self.decoding, pool):
-            while sequence.slot is not None and not self._admission.grow(sequence, pool):
+        for sequence in self._decoding.short(self.decoding, pool):
+            while sequence.slot is not None and not self._decoding.grow(sequence, pool):
                 queue_of = {joined: queue for queue in self._engine.queues for joined in queue.joined}
-                last = self._admission.last(sequence, list(queue_of), pool)
+                last = self._decoding.last(sequence, list(queue_of), pool)
                 queue_of[last]._preempt(last, queue_of[last]._engine.pool)
-                self._admission.count(last)
+                self._decoding.count_preemption(last)
 
     def _preempt(self, sequence: Queued, pool: RowPool) -> None:
         if isinstance(sequence, ActiveSequence):
@@ -418,9 +412,18 @@ class Scheduler:
 
     def _prefill(self, leader: ActiveSequence) -> DispatchedStep:
         """Dispatch the leader's next chunk and others; complete prompts decode next."""
-        engine, pool = self._engine, self._pool
+        engine, pool, by_new = self._engine, self._pool, self._led_by_new
         assert pool is not None
-        sequences, size, width = self._next_prefill(leader, pool)
+        alike = [sequence for sequence in self.prefilling if (sequence.probe is None) == (leader.probe is None)]
+        alike.sort(key=lambda sequence: (sequence is not leader, by_new and sequence.stepped, sequence.order))
+        new = sum(not sequence.stepped for sequence in alike) if by_new else 0
+        # Two chunks show whether a prompt leaves tokens to later steps.
+        counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in alike]
+        devices, platform = pool.devices_of(slots_of(alike)), engine.placement.platform
+        chosen, size, width = cheapest_step(
+            counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices
+        )
+        sequences = [alike[index] for index in chosen]
         lanes, lane_map = self._by_lane(pool, sequences, size)
         feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
         batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
@@ -429,7 +432,7 @@ class Scheduler:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
         shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
         if not self._decode_lanes:
-            waiting = [sequence for _, sequence in self.waiting if isinstance(sequence, ActiveSequence)]
+            waiting: Any = [sequence for _, sequence in self._heaps.get(None, ())]
             self._decoding.prepare([*self.prefilling, *self.decoding, *waiting], shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
@@ -448,20 +451,6 @@ class Scheduler:
         for sequence, _ in sampling:
             self._start_decoding(sequence)
         return DispatchedStep(sampled, sampling, reads=reads)
-
-    def _next_prefill(self, leader: ActiveSequence, pool: RowPool) -> tuple[list[ActiveSequence], int, int]:
-        def place(sequence: ActiveSequence) -> Any:
-            return sequence is not leader, self._led_by_new and sequence.stepped, sequence.order
-
-        alike = [sequence for sequence in self.prefilling if (sequence.probe is None) == (leader.probe is None)]
-        engine, candidates = self._engine, sorted(alike, key=place)
-        new = sum(not sequence.stepped for sequence in alike) if self._led_by_new else 0
-        # Two chunks show whether a prompt leaves tokens to later steps.
-        counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in candidates]
-        devices, platform = pool.devices_of(slots_of(candidates)), engine.placement.platform
-        sizes, widths = engine.prefill_sizes, engine.widths
-        chosen, lanes, width = cheapest_step(counts, devices, sizes, widths, platform, new, pool.devices)
-        return [candidates[index] for index in chosen], lanes, width
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.
@@ -559,20 +548,6 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
                 yield from reading.take(engine.read(step.sampled), step.parts)
     finally:
         queue.close()
-
-
-def _in_use(engines: Sequence[Engine]) -> bool:
-    return any(queue.joined for engine in engines for queue in engine.queues)
-
-
-def _kind_of(sequence: Queued) -> Hashable:
-    """Return the key of a sequence's heap.
-
-    Texts, nested prefixes and other prefixes of a reading have separate heaps: they do not block one another.
-    """
-    if isinstance(sequence, QueuedText):
-        return sequence.reading, sequence.index is None, sequence.parent is None
-    return None
 
 
 def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:

@@ -167,7 +167,7 @@ class OneProcess(Runner):
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
         """Dispatch the step; donate the pool's arrays."""
-        inputs = self.placement.put(step.inputs)
+        inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
         return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
     @under_settings

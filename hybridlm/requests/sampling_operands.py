@@ -1,7 +1,6 @@
 """Sampling settings, penalties, biases, bans and grammars as inputs of a step."""
 
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -25,27 +24,24 @@ def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, n
     """Return the lanes' sampling settings, and the mode (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
-    index = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
+    requests = [None if sequence is None else sequence.request for sequence in lanes]
+    indices = [0 if r is None else r.index if r.sampling_index is None else r.sampling_index for r in requests]
     sampling = Sampling(
         np.array([p.temperature for p in params], np.float32),
         np.array([p.top_k for p in params], np.int32),
         np.array([p.top_p for p in params], np.float32),
         np.array([p.min_p for p in params], np.float32),
         np.array([[p.seed >> 32, p.seed & 0xFFFFFFFF] for p in params], np.uint32),
-        np.array(index, np.uint32),
+        np.array(indices, np.uint32),
     )
-    sampling_mode = max(map(_sampling_mode, params))
+    sampled = [p for p in params if p.temperature != 0]
+    filtered = any(p.top_k > 0 or p.top_p < 1 or p.min_p > 0 for p in sampled)
+    sampling_mode = GREEDY if not sampled else FILTERED if filtered else SAMPLED
     if sampling_mode != GREEDY and any(
         sequence is not None and sequence.request.params.temperature == 0 for sequence in lanes
     ):
         sampling_mode += BESIDE_GREEDY
     return sampling, np.array(sampling_mode, np.int32)
-
-
-def _sampling_mode(params: ResolvedParams) -> int:
-    if params.temperature == 0:
-        return GREEDY
-    return FILTERED if params.top_k > 0 or params.top_p < 1 or params.min_p > 0 else SAMPLED
 
 
 MIN_CHANGES, CHANGES_STEP = 64, 8
@@ -81,14 +77,6 @@ def logit_changes(
                 assert isinstance(target, np.ndarray)
                 target[lane, : part.size] = part
     return changes
-
-
-def expected_changes(sequences: Sequence[ActiveSequence]) -> dict[str, Any]:
-    """Return the `Shape` fields about changes that sequences probably need."""
-    params = [sequence.request.params for sequence in sequences]
-    if not any(settings.needs_output for settings in params):
-        return {}
-    return {"changes": MIN_CHANGES, "masked": any(settings.masked for settings in params)}
 
 
 def empty_changes(lanes: int, count: int, mask: tuple[int, ...] | None = None) -> LogitChanges:

@@ -137,7 +137,9 @@ def settings_of_prompts(
         ValueError: lists of other lengths than the prompts, by name.
     """
     options: Any = settings
-    lists: dict[str, Sequence[Any]] = {name: value for name, value in options.items() if _is_for_each(name, value)}
+    lists: dict[str, Sequence[Any]] = {
+        name: value for name, value in options.items() if isinstance(value, list | tuple) and _is_for_each(name, value)
+    }
     items: Any = params
     if isinstance(params, list | tuple):
         lists["sampling_params"] = params
@@ -155,9 +157,7 @@ def settings_of_prompts(
     return [with_settings(item, row) for item, row in zip(items, rows, strict=True)]
 
 
-def _is_for_each(name: str, value: Any) -> bool:
-    if not isinstance(value, list | tuple):
-        return False
+def _is_for_each(name: str, value: Sequence[Any]) -> bool:
     if name in ("stop", "stop_token_ids", "allowed_token_ids"):
         return any(item is None or isinstance(item, list | tuple) for item in value)
     if name == "bad_words":

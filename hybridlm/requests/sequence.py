@@ -22,7 +22,13 @@ ARRIVALS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
+    """`SamplingParams` checked against a model; stop strings apart from stop ids.
+
+    Attributes:
+        masked: a grammar or `allowed_token_ids` rule tokens out.
+        changes_logits: penalties, biases or bans change logits, by all sampled tokens.
+        needs_output: either of them.
+    """
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -31,22 +37,15 @@ class ResolvedParams(PlainSettings):
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     grammar: GrammarSource | None = None
+    masked: bool = field(init=False, repr=False, compare=False)
+    changes_logits: bool = field(init=False, repr=False, compare=False)
+    needs_output: bool = field(init=False, repr=False, compare=False)
 
-    @property
-    def needs_output(self) -> bool:
-        return self.changes_logits or self.masked
-
-    @property
-    def masked(self) -> bool:
-        return self.grammar is not None or self.allowed_token_ids is not None
-
-    @property
-    def changes_logits(self) -> bool:
-        """Whether penalties, biases or bans change logits, by all sampled tokens."""
-        penalties = self.presence_penalty, self.frequency_penalty
-        return (
-            self.repetition_penalty != 1 or any(penalties) or bool(self.logit_bias or self.min_tokens or self.bad_words)
-        )
+    def __post_init__(self) -> None:
+        self.__dict__["masked"] = self.grammar is not None or self.allowed_token_ids is not None
+        changes = self.presence_penalty, self.frequency_penalty, self.logit_bias, self.min_tokens, self.bad_words
+        self.__dict__["changes_logits"] = self.repetition_penalty != 1 or any(changes)
+        self.__dict__["needs_output"] = self.changes_logits or self.masked
 
 
 @dataclass(frozen=True)
@@ -68,17 +67,9 @@ class Request:
     completed: int = 0
     probe: Probe | None = None
 
-    def positions(self, context: int) -> int:
-        """Return its KV cache positions at the end; the last sampled token needs none."""
-        return min(len(self.prompt) + self.params.max_tokens, context) - 1
-
     @property
     def given(self) -> tuple[int, ...]:
         return self.prompt[: len(self.prompt) - self.completed]
-
-    @property
-    def key_index(self) -> int:
-        return self.index if self.sampling_index is None else self.sampling_index
 
 
 @dataclass(eq=False)
@@ -89,7 +80,7 @@ class ActiveSequence:
 
     Attributes:
         prompt: tokens to read before sampling; after a preemption with all generated before.
-        arrival: of `ARRIVALS`.
+        order: its place, of priority and arrival: the least joins first, and is preempted last.
         consumed: tokens in its state after the dispatched steps.
         slot: None while it waits and after its last step was dispatched.
         stepped: it has had a step in its row.
@@ -101,7 +92,7 @@ class ActiveSequence:
 
     request: Request
     prompt: tuple[int, ...] = field(init=False)
-    arrival: int = field(default_factory=ARRIVALS.__next__, init=False)
+    order: tuple[int, ...] = field(init=False)
     consumed: int = 0
     slot: Slot | None = None
     stepped: bool = False
@@ -117,29 +108,21 @@ class ActiveSequence:
 
     def __post_init__(self) -> None:
         self.prompt, self.probe = self.request.prompt, self.request.probe
+        self.order = -self.request.priority, next(ARRIVALS)
 
     def begin(self) -> None:
         """Read the prompt (and generated tokens) from its beginning, in an empty row.
 
-        The random key has the next token's position, so this token stays the same.
+        All tokens of dispatched steps have been read. The random key has the next token's position, so this token stays
+        the same.
         """
-        assert self.all_read, "the tokens of dispatched steps are part of the prompt"
         self.prompt, self.consumed = (*self.request.prompt, *self.generated), 0
         if self.generated and self.probe is not None:
             self.probe = self.probe.reading_from(len(self.prompt) - 1)
 
     @property
-    def all_read(self) -> bool:
-        return len(self.generated) == self.sampled
-
-    @property
     def subject(self) -> str:
         return f"request {self.request.index}"
-
-    @property
-    def order(self) -> tuple[int, int]:
-        """Its place: the least joins first, and is preempted last."""
-        return -self.request.priority, self.arrival
 
     @property
     def shares_states(self) -> bool:

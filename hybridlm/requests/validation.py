@@ -18,7 +18,8 @@ from hybridlm.text.tokenizer import Tokenizer
 MAX_LOGPROBS = 1000
 LARGEST = 1e12
 """Products and quotients of smaller settings are finite in float32."""
-FACTOR, CHANGE = f"a number in {1 / LARGEST:g}..{LARGEST:g}", f"a number in {-LARGEST:g}..{LARGEST:g}"
+FACTORS, CHANGES = (1 / LARGEST, LARGEST), (-LARGEST, LARGEST)
+FACTOR, CHANGE = (f"a number in {low:g}..{high:g}" for low, high in (FACTORS, CHANGES))
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
@@ -94,34 +95,34 @@ def check_settings(params: SamplingParams) -> None:
 
 def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
     p, stops = params, _stops(params.stop)
-    limit = p.max_tokens if _is_whole_in(p.max_tokens, 1) else sys.maxsize
+    limit = p.max_tokens if is_whole(p.max_tokens, 1) else sys.maxsize
     count, top = "a whole number of at least", f"0..{limit_logprobs} or None"
     checks = (
-        ("max_tokens", _is_whole_in(p.max_tokens, 1), f"{count} 1"),
+        ("max_tokens", is_whole(p.max_tokens, 1), f"{count} 1"),
         (
             "temperature",
-            _is_number(p.temperature) and p.temperature == 0 or _is_factor(p.temperature),
+            _is_number(p.temperature, 0, 0) or _is_number(p.temperature, *FACTORS),
             f"0 (greedy), or {FACTOR}",
         ),
-        ("top_k", _is_whole_in(p.top_k, 0, 2**31 - 1), f"{count} 0 (0 keeps all)"),
-        ("top_p", _is_number(p.top_p) and 0 < p.top_p <= 1, "a number in (0, 1]"),
-        ("min_p", _is_number(p.min_p) and 0 <= p.min_p <= 1, "a number in [0, 1]"),
-        ("seed", p.seed is None or _is_whole_in(p.seed, 0, 2**64 - 1), "a whole number in [0, 2**64), or None"),
+        ("top_k", is_whole(p.top_k, 0, 2**31 - 1), f"{count} 0 (0 keeps all)"),
+        ("top_p", _is_number(p.top_p, 0, 1) and p.top_p > 0, "a number in (0, 1]"),
+        ("min_p", _is_number(p.min_p, 0, 1), "a number in [0, 1]"),
+        ("seed", p.seed is None or is_whole(p.seed, 0, 2**64 - 1), "a whole number in [0, 2**64), or None"),
         ("ignore_eos", isinstance(p.ignore_eos, bool | np.bool_), "True or False"),
-        ("logprobs", p.logprobs is None or _is_whole_in(p.logprobs, 0, limit_logprobs), top),
-        ("prompt_logprobs", p.prompt_logprobs is None or _is_whole_in(p.prompt_logprobs, 0, limit_logprobs), top),
+        ("logprobs", p.logprobs is None or is_whole(p.logprobs, 0, limit_logprobs), top),
+        ("prompt_logprobs", p.prompt_logprobs is None or is_whole(p.prompt_logprobs, 0, limit_logprobs), top),
         (
             "stop",
             bool(stops) or p.stop is None or isinstance(p.stop, list | tuple),
             "a string, a token id, or a list of them",
         ),
-        ("repetition_penalty", _is_factor(p.repetition_penalty), f"{FACTOR} (1 for none)"),
-        ("presence_penalty", _is_change(p.presence_penalty), CHANGE),
-        ("frequency_penalty", _is_change(p.frequency_penalty), CHANGE),
-        ("min_tokens", _is_whole_in(p.min_tokens, 0, limit), "a whole number in 0..max_tokens"),
+        ("repetition_penalty", _is_number(p.repetition_penalty, *FACTORS), f"{FACTOR} (1 for none)"),
+        ("presence_penalty", _is_number(p.presence_penalty, *CHANGES), CHANGE),
+        ("frequency_penalty", _is_number(p.frequency_penalty, *CHANGES), CHANGE),
+        ("min_tokens", is_whole(p.min_tokens, 0, limit), "a whole number in 0..max_tokens"),
         ("skip_special_tokens", isinstance(p.skip_special_tokens, bool), "True or False"),
         ("keep_tool_markers", isinstance(p.keep_tool_markers, bool), "True or False"),
-        ("thinking_budget", p.thinking_budget is None or _is_whole_in(p.thinking_budget, 1), f"{count} 1, or None"),
+        ("thinking_budget", p.thinking_budget is None or is_whole(p.thinking_budget, 1), f"{count} 1, or None"),
         ("think_end", p.think_end is None or (isinstance(p.think_end, str) and p.think_end != ""), "a string, or None"),
     )
     faults = [f"{name}: expected {text}, got {getattr(p, name)!r}" for name, valid, text in checks if not valid]
@@ -144,7 +145,7 @@ def resolve(
     ids = [] if params.ignore_eos else list(end_token_ids)
     for item in _stops(params.stop):
         if not isinstance(item, str):
-            if _is_whole_in(item, 0, vocab_size - 1):
+            if is_whole(item, 0, vocab_size - 1):
                 ids.append(item)
             else:
                 faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
@@ -160,7 +161,7 @@ def resolve(
     if allowed is not None and params.structured_outputs is not None:
         faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
     bias = () if params.logit_bias is None else _logit_bias(params.logit_bias, vocab_size)
-    words = _bad_words(params.bad_words, tokenizer, vocab_size)
+    words = () if params.bad_words is SamplingParams.bad_words else _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
         faults.append(f"logit_bias: expected token ids below {vocab_size} -> numbers in -3e38..{LARGEST:g}, got {bias}")
     if isinstance(words, str):
@@ -218,10 +219,10 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
     """Return token ids and biases, or the fault; keys may be decimal texts (JSON)."""
     if not isinstance(bias, Mapping):
         return repr(bias)
-    biases: dict[int, float] = {}
+    biases: dict[int, float] = {}  # the lowest ones are bans
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not _is_whole_in(token, 0, vocab_size - 1) or not _is_bias(value) or int(token) in biases:
+        if not is_whole(token, 0, vocab_size - 1) or not _is_number(value, -3e38, LARGEST) or int(token) in biases:
             return f"{key!r}: {value!r}"
         biases[int(token)] = float(value)
     return tuple(biases.items())
@@ -249,7 +250,7 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
 
 
 def _are_ids(items: Any, vocab_size: int) -> bool:
-    return isinstance(items, list | tuple) and all(_is_whole_in(token, 0, vocab_size - 1) for token in items)
+    return isinstance(items, list | tuple) and all(is_whole(token, 0, vocab_size - 1) for token in items)
 
 
 def _stops(stop: Any) -> list[Any]:
@@ -258,33 +259,15 @@ def _stops(stop: Any) -> list[Any]:
     return [stop] if isinstance(stop, str) or is_whole(stop) else []
 
 
-def _is_number(value: Any) -> bool:
+def _is_number(value: Any, low: float, high: float) -> bool:
     if isinstance(value, np.integer | np.floating):
         value = value.item()
-    plain = isinstance(value, int | float) and not isinstance(value, bool)
-    return plain and -sys.float_info.max <= value <= sys.float_info.max
+    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
 
 
-def _is_factor(value: Any) -> bool:
-    return _is_number(value) and 1 / LARGEST <= value <= LARGEST
-
-
-def _is_change(value: Any) -> bool:
-    return _is_number(value) and abs(value) <= LARGEST
-
-
-def _is_bias(value: Any) -> bool:
-    # The lowest ones are bans.
-    return _is_number(value) and -3e38 <= value <= LARGEST
-
-
-def is_whole(value: Any) -> bool:
-    """Whether a value is an integer of Python or NumPy, but no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool)
-
-
-def _is_whole_in(value: Any, low: int, high: float = math.inf) -> bool:
-    return is_whole(value) and low <= value <= high
+def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
+    """Whether a value is an integer of Python or NumPy within bounds, but no bool."""
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
 
 
 def check_count(value: Any, name: str) -> None:

@@ -4,7 +4,7 @@ A sequence holds one row from its first token to its last. Lanes of a step have 
 unchanged. A row gets pages of the KV cache as its sequence grows.
 """
 
-from collections.abc import Container, Sequence
+from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
@@ -64,7 +64,7 @@ class RowPool:
             shared: kept pages of one device, for the first positions.
         """
         pages, needed = self.row_pages, self.row_pages.needed(positions)
-        home = pages.home_of(shared)
+        home = pages.device_of(shared[0]) if shared else None
         ready = [
             device
             for device in range(self.devices)
@@ -74,7 +74,8 @@ class RowPool:
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
+        is_home = bool(shared) and device == self.row_pages.device_of(shared[0])
+        return self.row_pages.needed(positions) - (len(shared) if is_home else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row, with pages for `positions` positions.
@@ -86,14 +87,14 @@ class RowPool:
             SlotsExhausted: no device has both a free row and free pages.
         """
         devices = self.devices_for(positions, shared)
-        if self.owner.free and (not devices if device is None else device not in devices):
+        if (not devices if device is None else device not in devices) and self.owner.free:
             free = [self.row_pages.free_in(part) for part in range(self.devices)]
             message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
             raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if row * self.devices // self.size == self.row_pages.home_of(shared):
+        if shared and row * self.devices // self.size == self.row_pages.device_of(shared[0]):
             self.row_pages.adopt(row, shared)
         self.row_pages.reserve(row, positions)
         return slot
@@ -176,12 +177,9 @@ class RowPool:
                 row_at[lane] if lane in row_at else next(unused) for lane in range(device * each, (device + 1) * each)
             ]
         numbers = np.array(lane_rows, np.int32)
-        local, table = frozen_copy(numbers % np.int32(part_rows)), self.table(lane_rows, set(rows))
-        return places, LaneMap(frozen_copy(numbers), local, table)
-
-    def table(self, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
-        """Return the page table of rows, null pages for unused ones; None without KV caches."""
-        return self.row_pages.table(lane_rows, [row in used for row in lane_rows])
+        held = set(rows)
+        table = self.row_pages.table(lane_rows, [row in held for row in lane_rows])
+        return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
 
     def page(self, slot: Slot, block: int) -> int:
         """Return the page number of a row's block, over all devices; raises SlotError."""

@@ -1,4 +1,4 @@
-"""Incremental detokenization: joined pieces equal the whole text, and never change.
+"""Incremental detokenization: joined pieces equal the whole text, and never change; stop strings end it.
 
 `tokenizers.decoders.DecodeStream` raises for invalid bytes after a returned character, holds back a U+FFFD of the
 text, and has no end.
@@ -151,3 +151,46 @@ class StreamDecoder:
                 self._given = len(context)
                 return
             keep *= 2
+
+
+class GrowingText:
+    """The decoded text of one sequence, ended by the first stop string."""
+
+    def __init__(self, stream: StreamDecoder, stop_strings: Sequence[str]):
+        self._stream, self._stops, self._given = stream, stop_strings, 0
+        self.text = ""
+        self.stopped = False
+
+    def push(self, token: int) -> None:
+        self._add(self._stream.push(token))
+        if self._stops and not self.stopped and (rest := self._stream.unsettled()):
+            self._find(self.text + rest, len(self.text))
+
+    def finish(self) -> None:
+        if not self.stopped:
+            self._add(self._stream.flush())
+
+    def _add(self, piece: str) -> None:
+        length = len(self.text)
+        self.text += piece
+        self._find(self.text, length)
+
+    def _find(self, text: str, searched: int) -> None:
+        places = [text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stops]
+        places = [place for place in places if place >= 0]
+        if places:
+            self.text = text[: min(places)]
+            self.stopped = True
+
+    def take(self, final: bool = False) -> str:
+        """Return new text; hold back a possible beginning of a stop string."""
+        end = len(self.text)
+        if not final and not self.stopped:
+            end -= max((self._overlap(stop) for stop in self._stops), default=0)
+        piece = self.text[self._given : end]
+        self._given = max(self._given, end)
+        return piece
+
+    def _overlap(self, stop: str) -> int:
+        longest = min(len(stop) - 1, len(self.text))
+        return next((size for size in range(longest, 0, -1) if self.text.endswith(stop[:size])), 0)

@@ -184,7 +184,8 @@ class PageOwner:
                         faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if writes is not None and not faults:
                 faults += self._write_faults(table, writes)
-            self._raise(f"bind of {lanes} lanes", faults)
+            if faults:
+                self._raise(f"bind of {lanes} lanes", faults)
         return frozen_copy(table)
 
     def check_integrity(self) -> None:

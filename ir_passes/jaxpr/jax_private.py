@@ -202,11 +202,11 @@ def program_settings() -> Any:
 
 
 def setting(name: str) -> Any:
-    return _holder(name).value
+    return setting_holder(name).value
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    return _holder(name)(value)
+    return setting_holder(name)(value)
 
 
 @contextmanager
@@ -225,13 +225,14 @@ def without_mesh() -> Iterator[None]:
 
 
 @cache
-def _holder(name: str) -> Any:
+def setting_holder(name: str) -> Any:
+    """Return an object with this thread's `value` of a setting."""
     return jax.config._value_holders[name]
 
 
 @cache
 def _beside_tracing() -> tuple[Any, ...]:
-    return tuple(_holder(name) for name in BESIDE_TRACING if name in jax.config._value_holders)
+    return tuple(setting_holder(name) for name in BESIDE_TRACING if name in jax.config._value_holders)
 
 
 def dispatcher(

@@ -15,7 +15,7 @@ from host_model import HostModel, continued, following, logprob
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.session import Session
 from models import KV_BLOCK
@@ -43,7 +43,7 @@ def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.fixture(autouse=True)
 def tight(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences join with hardly more than their prompts; every draft is verified."""
-    monkeypatch.setattr(admission, "ROOM", 3)
+    monkeypatch.setattr(scheduler, "ROOM", 3)
     monkeypatch.setattr(Speculation, "always", True)
 
 

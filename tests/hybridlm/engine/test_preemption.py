@@ -11,7 +11,7 @@ from random_traffic import MANY, PAGES, PLAIN, SETTINGS, Asked, Known, alone, co
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
@@ -30,7 +30,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences join with hardly more than their prompts, so that they soon need more."""
-    monkeypatch.setattr(admission, "ROOM", 3)
+    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 @pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import admission, scheduler
+from hybridlm.engine import scheduler
 from hybridlm.requests.results import Completion
 from hybridlm.scoring.text import ScoredText
 from models import KV_BLOCK
@@ -32,7 +32,7 @@ def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm
 @pytest.fixture(autouse=True)
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences join with hardly more than their prompts, and decode after each step that reads."""
-    monkeypatch.setattr(admission, "ROOM", 3)
+    monkeypatch.setattr(scheduler, "ROOM", 3)
     monkeypatch.setattr(scheduler, "MAX_PREFILL_RUN", 1)
 
 

@@ -14,7 +14,7 @@ from kept_states import empty_cache
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from models import KV_BLOCK
 
@@ -137,7 +137,7 @@ def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
 @pytest.fixture
 def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences join with hardly more than their prompts, so that they soon need more pages."""
-    monkeypatch.setattr(admission, "ROOM", 3)
+    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 FEW_PAGES = pytest.mark.filterwarnings("ignore:.*was preempted after")

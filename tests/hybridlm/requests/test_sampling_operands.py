@@ -1,19 +1,17 @@
 """Sampling settings of lanes as arrays: both seed words, and the most general mode."""
 
-from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
 from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import ActiveSequence, ResolvedParams
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 
 def lane(index: int = 0, **params: Any) -> ActiveSequence:
     """Return a sequence with these resolved settings."""
-    request: Any = SimpleNamespace(params=ResolvedParams(**params), key_index=index, prompt=(), probe=None)
-    return ActiveSequence(request)
+    return ActiveSequence(Request(index, (), ResolvedParams(**params)))
 
 
 def test_arrays_have_the_settings_of_each_lane_and_both_words_of_seeds() -> None:

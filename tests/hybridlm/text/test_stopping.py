@@ -6,7 +6,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import decoders, models, pre_tokenizers
 
-from hybridlm.text.stop_strings import GrowingText
+from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
 WORDS = ["ab", "bc", "abc", "cab", "END", " the", "\N{SNOWMAN}!"]
@@ -39,7 +39,7 @@ def ids(*pieces: str) -> list[int]:
 
 def grow(tokens: list[int], *stops: str) -> tuple[GrowingText, list[str]]:
     """Return released text per token until a stop string, then the rest."""
-    text = GrowingText(TOKENIZER, stops)
+    text = GrowingText(TOKENIZER.stream(), stops)
     given_out = []
     for token in tokens:
         text.push(token)

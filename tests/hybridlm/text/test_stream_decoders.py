@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
 
-from hybridlm.text.stop_strings import GrowingText
+from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 
 BYTES = [f"<0x{byte:02X}>" for byte in range(256)]
@@ -101,7 +101,7 @@ def test_stop_strings_end_at_the_first_token_that_has_them(name: str, data: st.D
     stops = data.draw(
         st.lists(st.sampled_from(["漢", "b", " a", "本語", "漢b", ". ", "🙂", text[3:6] or "x"]), min_size=1)
     )
-    growing, given_out, selection = GrowingText(tokenizer, stops), "", 0
+    growing, given_out, selection = GrowingText(tokenizer.stream(), stops), "", 0
     for token in ids:
         growing.push(token)
         selection += 1
@@ -130,7 +130,7 @@ def test_characters_of_byte_fallback_follow_one_another(text: str) -> None:
 def test_a_stop_string_of_byte_fallback_ends_at_its_last_byte() -> None:
     tokenizer = TOKENIZERS["llama"]
     ids = ids_of(tokenizer, "€漢字", False)
-    growing = GrowingText(tokenizer, ["漢"])
+    growing = GrowingText(tokenizer.stream(), ["漢"])
     selection = next(i for i, token in enumerate(ids, 1) if (growing.push(token), growing.stopped)[1])
     assert (growing.text, selection) == ("€", 6)
 

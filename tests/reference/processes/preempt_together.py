@@ -14,14 +14,14 @@ from typing import Any
 from random_traffic import PAGES, SETTINGS, Known, traffic
 
 import hybridlm
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.multiprocess.heartbeat import join
 from models import KV_BLOCK
 
 directory = Path(sys.argv[1])
 requests, texts, scored = json.loads((directory / "requests.json").read_text())
-admission.ROOM, Speculation.always = 3, True
+scheduler.ROOM, Speculation.always = 3, True
 join(20.0)
 settings: dict[str, Any] = SETTINGS | {"lanes": 8, "cache": 2 * PAGES * KV_BLOCK, "prefix_cache": "2MB"}
 lm = hybridlm.load(directory, mesh=hybridlm.mesh(data=2), **settings)

@@ -3,7 +3,7 @@
 `PAGED_MUTANTS` need traffic in few pages.
 """
 
-from collections.abc import Callable, Container, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import numpy as np
@@ -11,7 +11,7 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
 from hybridlm.engine import scheduler
-from hybridlm.engine.admission import Admission
+from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sequence import ActiveSequence
@@ -107,9 +107,9 @@ def given_back_too_early(patch: pytest.MonkeyPatch) -> None:
 
 
 def one_page_for_two_lanes(patch: pytest.MonkeyPatch) -> None:
-    right = RowPool.table
+    right = RowPages.table
 
-    def table(self: RowPool, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
+    def table(self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
         pages = right(self, lane_rows, used)
         if pages is None or len(pages) < 2 or not pages[:2, 0].all():
             return pages
@@ -117,15 +117,15 @@ def one_page_for_two_lanes(patch: pytest.MonkeyPatch) -> None:
         pages[1, 0] = pages[0, 0]
         return pages
 
-    patch.setattr(RowPool, "table", table)
+    patch.setattr(RowPages, "table", table)
 
 
 def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
     """The device keeps the table of a row until its number of pages changes."""
-    right = RowPool.table
+    right = RowPages.table
     kept: dict[tuple[int, int], np.ndarray] = {}
 
-    def table(self: RowPool, lane_rows: Sequence[int], used: Container[int]) -> np.ndarray | None:
+    def table(self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
         pages = right(self, lane_rows, used)
         if pages is None:
             return None
@@ -134,7 +134,7 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
         ]
         return np.stack(rows)
 
-    patch.setattr(RowPool, "table", table)
+    patch.setattr(RowPages, "table", table)
 
 
 def preempted_keeps_its_pages(patch: pytest.MonkeyPatch) -> None:
@@ -149,7 +149,7 @@ def preempted_keeps_its_pages(patch: pytest.MonkeyPatch) -> None:
 
 
 def grows_without_a_page(patch: pytest.MonkeyPatch) -> None:
-    patch.setattr(Admission, "grow", lambda self, sequence, pool: True)
+    patch.setattr(Decoding, "grow", lambda self, sequence, pool: True)
 
 
 def resumes_with_a_stale_count(patch: pytest.MonkeyPatch) -> None:

@@ -17,7 +17,7 @@ from engine_mutants.mutant import Finder
 import hybridlm
 from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Drafter
-from hybridlm.engine import admission
+from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
@@ -161,7 +161,7 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
     with pytest.MonkeyPatch.context() as patch, lm.session(speculate=speculate) as session:
         patch.setattr(Speculation, "always", True)
         if engine.page_limit is not None:
-            patch.setattr(admission, "ROOM", 3)
+            patch.setattr(scheduler, "ROOM", 3)
         watch = _Arrays(patch)
         for step in range(MOST_STEPS):
             for request in asked_of:
@@ -169,9 +169,9 @@ def run(lm: hybridlm.LM, speculate: Drafter | None = None) -> dict[int, Alone]:
                     session.submit(request.prompt, **_free(request.settings))
             if step in cancelled and cancelled[step] in session._alive:
                 session.cancel(cancelled[step])
-            scheduler = session._scheduler
-            if step in LANES and scheduler.decoding and engine.page_limit is None:
-                scheduler._decode_lanes = LANES[step]
+            queue = session._scheduler
+            if step in LANES and queue.decoding and engine.page_limit is None:
+                queue._decode_lanes = LANES[step]
             for event in session.step():
                 if event.completion is not None:
                     results[event.index] = Alone(event.completion.token_ids, event.completion.finish_reason)

@@ -37,6 +37,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stop_strings import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
+from ir_passes.host.slot_owner import Token
 from ir_passes.jaxpr.refused import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
@@ -87,7 +88,7 @@ class AliveRequest:
 
 
 @suggests_in_methods
-class Session:
+class Session(Token):
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
@@ -109,6 +110,8 @@ class Session:
     Attributes:
         errors: reasons of ends without a completion, by request number.
     """
+
+    _instead = "open another one with lm.session()"
 
     def __init__(
         self,

@@ -54,6 +54,7 @@ from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
 from hybridlm.worker import open_session, probed_session, run_requests, run_worker
 from ir_passes import Certificate
+from ir_passes.host.slot_owner import Token
 from models import Decoder
 from models.ops.quantised_weight import stored_form
 
@@ -63,7 +64,7 @@ Texts = str | Sequence[str | Sequence[int]]
 
 
 @suggests_in_methods
-class LM:
+class LM(Token):
     """A loaded model; `hybridlm.load` makes it.
 
     Texts are lists of strings or of token-id lists; a bare string is one text. Methods raise TypeError or ValueError
@@ -77,6 +78,8 @@ class LM:
         start: seconds of each part of `load`.
         text_model: the model as tasks use it.
     """
+
+    _instead = "give its path and options, and load it there with hybridlm.load"
 
     def __init__(
         self, model: Decoder, params: dict[str, jax.Array], engine: Engine, source: LoadedFiles,

@@ -4,15 +4,16 @@ More than 300 lines: one class follows each request from its prompt to its compl
 """
 
 import math
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import Any, NamedTuple, Unpack
+from typing import Any, NamedTuple, TypeVar, Unpack, cast
 
-import jax
 import numpy as np
 
 from hybridlm.engine.decoding import DispatchedStep, append_token
@@ -36,10 +37,23 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
+from ir_passes.host.slot_owner import Token
 from ir_passes.jaxpr import refused
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> checked request."""
+Method = TypeVar("Method", bound=Callable[..., Any])
+
+
+def _alone(method: Method) -> Method:
+    """Run a method while no other thread changes the session."""
+
+    @wraps(method)
+    def locked(self: "Session", *args: Any, **kwargs: Any) -> Any:
+        with self._lock:
+            return method(self, *args, **kwargs)
+
+    return cast(Method, locked)
 
 
 class Event(NamedTuple):
@@ -74,7 +88,7 @@ class AliveRequest:
 
 
 @suggests_in_methods
-class Session:
+class Session(Token):
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
@@ -97,6 +111,8 @@ class Session:
         errors: reasons of ends without a completion, by request number.
     """
 
+    _instead = "open another one with lm.session()"
+
     def __init__(
         self,
         engine: Engine,
@@ -117,8 +133,9 @@ class Session:
         self.errors: dict[int, NumericalError | GrammarError] = {}
         self._in_flight: deque[DispatchedStep] = deque()
         self._submitted = 0
-        self._closed = False
+        self._closed, self._lost, self._reading_outputs = False, 0, False
         self._done = 0.0
+        self._lock = threading.RLock()
 
     def __enter__(self) -> "Session":
         return self
@@ -137,10 +154,11 @@ class Session:
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has not yet returned a request's end."""
-        return bool(self._alive or self._events)
+        """Whether `step` has not yet returned a request's end; True after an error that lost requests."""
+        return bool(self._alive or self._events or self._lost)
 
     @takes_settings
+    @_alone
     def submit(
         self,
         prompt: str | Sequence[int],
@@ -188,6 +206,7 @@ class Session:
             self._probing = probing
         return self._probing
 
+    @_alone
     def add(self, request: Request) -> None:
         """Queue a checked request."""
         params, tokenizer = request.params, self._tokenizer
@@ -223,6 +242,7 @@ class Session:
         else:
             self._end(alive, "length", None)
 
+    @_alone
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion as "cancelled".
 
@@ -234,6 +254,7 @@ class Session:
         with self._engine.decisions.command("cancel", session=self, index=index):
             self._end(self._alive[index], "cancelled", None)
 
+    @_alone
     def step(self) -> list[Event]:
         """Dispatch the next step, then wait for the previous one and return its tokens.
 
@@ -249,28 +270,35 @@ class Session:
         """
         self._require_open()
         with self._engine.decisions.command("step", session=self):
-            while self._in_flight and self._in_flight[0].accepted is not None:
-                self._read()
-            while True:
-                try:
-                    if self._unscored:
-                        self._score_prompts()
-                    dispatched = self._scheduler.next(unread=bool(self._in_flight))
-                except BaseException:
+            try:
+                self._advance()
+            except BaseException as error:
+                # An interrupted wait is repeated by the next call; of the others tokens may be lost.
+                if not self._reading_outputs and error not in self.errors.values():
+                    lost = {*self._alive, *(event.index for event in self._events)}
                     self.close()
-                    raise
-                if dispatched is not None or not self._in_flight:
-                    break
-                while self._in_flight:
-                    self._read()
-            if dispatched is not None:
-                self._in_flight.append(dispatched)
-            if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
-                self._read()
-            if self._engine.checked:
-                self._scheduler.check_integrity()
+                    self._lost = len(lost)
+                raise
             events, self._events = self._events, []
             return events
+
+    def _advance(self) -> None:
+        self._reading_outputs = False
+        while self._in_flight and self._in_flight[0].accepted is not None:
+            self._read()
+        if self._unscored:
+            self._score_prompts()
+        dispatched = self._scheduler.next(unread=bool(self._in_flight))
+        if dispatched is None and self._in_flight:
+            while self._in_flight:
+                self._read()
+            dispatched = self._scheduler.next()
+        if dispatched is not None:
+            self._in_flight.append(dispatched)
+        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
+            self._read()
+        if self._engine.checked:
+            self._scheduler.check_integrity()
 
     def _score_prompts(self) -> None:
         new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
@@ -281,6 +309,7 @@ class Session:
             for index in indices:
                 self._alive[index].prompt = prompt
 
+    @_alone
     def check_integrity(self) -> None:
         """Check that every row is free or held by one active request.
 
@@ -289,8 +318,11 @@ class Session:
         """
         self._scheduler.check_integrity()
 
+    @_alone
     def close(self) -> None:
         """End every request without a completion and release the rows. Closing twice does nothing."""
+        self._lost = 0
+        self._events.clear()
         if not self._closed:
             with self._engine.decisions.command("close", session=self):
                 self._closed = True
@@ -305,7 +337,8 @@ class Session:
         if refused.forked:
             raise refused.ForkedProcessError("session")
         if self._closed:
-            raise RuntimeError("the session is closed; open another one with lm.session()")
+            lost = f", {self._lost} requests have not ended" if self._lost else ""
+            raise RuntimeError(f"the session is closed{lost}; open another one with lm.session()")
 
     def _read(self) -> None:
         # The step stays in the queue until its outputs have arrived, so that an interrupted wait can be repeated.
@@ -323,12 +356,15 @@ class Session:
             self._take(dispatched, sampled, accepted)
 
     def _read_outputs(self, dispatched: DispatchedStep) -> tuple[np.ndarray | None, SampledTokens]:
-        """Wait for the outputs of a step; a failed device closes the session."""
+        """Wait for the outputs of a step; an interrupted wait can be repeated."""
+        self._reading_outputs = True
         try:
-            return self._engine.read((dispatched.accepted, dispatched.sampled))
-        except jax.errors.JaxRuntimeError:
-            self.close()
+            outputs = self._engine.read((dispatched.accepted, dispatched.sampled))
+        except BaseException as error:
+            self._reading_outputs = isinstance(error, KeyboardInterrupt)
             raise
+        self._reading_outputs = False
+        return outputs
 
     def _take_prompts(self, dispatched: DispatchedStep, scored: Any) -> None:
         """Start the requests with prompts scored by a step.
@@ -362,35 +398,31 @@ class Session:
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
         wrong: NumericalError | GrammarError | None = None
-        try:
-            if accepted is not None:
-                self._scheduler.settle(dispatched, accepted)
-            for sequence, lane in dispatched.sequences:
-                self._engine.stats["sampled_lanes"] += sequence.finish_reason is None
-                places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
-                for place in places:
-                    if sequence.finish_reason is not None:
-                        break  # the request ended during this step, or with an earlier token
-                    error = self._error(sequence, sampled, place)
-                    if error is None and self._probing is not None:
-                        hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
-                        wrong_place = self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
-                        if wrong_place is not None:
-                            error = NumericalError(f"request {sequence.request.index}", wrong_place)
-                    if error is None:
-                        append_token(sequence, sampled, place)
-                        self._grow(sequence)
-                    else:
-                        wrong = wrong or error
-                        self.errors[sequence.request.index] = error
-                        if isinstance(error, NumericalError):
-                            self._scheduler.invalidate(sequence)
-                        self._forget(sequence, "cancelled")
-                if sampled.mtp_drafts is not None and sequence.drafting is not None:
-                    sequence.drafting.take_mtp(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
-        except BaseException:
-            self.close()
-            raise
+        if accepted is not None:
+            self._scheduler.settle(dispatched, accepted)
+        for sequence, lane in dispatched.sequences:
+            self._engine.stats["sampled_lanes"] += sequence.finish_reason is None
+            places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
+            for place in places:
+                if sequence.finish_reason is not None:
+                    break  # the request ended during this step, or with an earlier token
+                error = self._error(sequence, sampled, place)
+                if error is None and self._probing is not None:
+                    hidden: Any = sampled.hidden_states  # NumPy arrays, as all outputs that were read
+                    wrong_place = self._probing.take(sequence, dispatched.reads.get(lane), hidden, lane)
+                    if wrong_place is not None:
+                        error = NumericalError(f"request {sequence.request.index}", wrong_place)
+                if error is None:
+                    append_token(sequence, sampled, place)
+                    self._grow(sequence)
+                else:
+                    wrong = wrong or error
+                    self.errors[sequence.request.index] = error
+                    if isinstance(error, NumericalError):
+                        self._scheduler.invalidate(sequence)
+                    self._forget(sequence, "cancelled")
+            if sampled.mtp_drafts is not None and sequence.drafting is not None:
+                sequence.drafting.take_mtp(len(sequence.generated), sampled.mtp_drafts[lane].tolist())
         if wrong is not None:
             raise wrong
 

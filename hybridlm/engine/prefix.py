@@ -6,10 +6,11 @@ from pathlib import Path
 
 from hybridlm.engine.snapshot_file import save_snapshot
 from hybridlm.rows.snapshot import Snapshot
+from ir_passes.host.slot_owner import Token
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix:
+class Prefix(Token):
     """A prefix of prompts or texts, prefilled once; `LM.prefix` makes it.
 
     Its state ends before the last token: each continuation consumes that token, to predict the next one.
@@ -19,6 +20,7 @@ class Prefix:
         snapshot: the state after all of them but the last.
     """
 
+    _instead = "write it with save and read it with lm.load_prefix"
     token_ids: tuple[int, ...]
     snapshot: Snapshot
 

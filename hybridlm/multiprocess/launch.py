@@ -8,7 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Sequence
-from typing import IO
+from typing import IO, Any
 
 from hybridlm.multiprocess.environment import ADDRESS, COUNT, EXIT_PEER_LOST, NUMBER
 
@@ -26,6 +26,9 @@ class LaunchError(RuntimeError):
     def __init__(self, message: str, status: int, others_ended: bool = False):
         super().__init__(message)
         self.status, self.others_ended = status, others_ended
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (*self.args, self.status, self.others_ended)
 
 
 def launch(command: Sequence[str], count: int, timeout: float) -> None:

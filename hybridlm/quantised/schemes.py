@@ -5,6 +5,7 @@ A weight is codes [..., out, in] with a scale per group of entries.
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
+from typing import Any
 
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
@@ -41,8 +42,11 @@ class DequantiseError(ValueError):
     """A scale or a code that stands for no number."""
 
     def __init__(self, tensor: str, fault: str):
-        self.tensor = tensor
+        self.tensor, self._fault = tensor, fault
         super().__init__(f"{tensor}: {fault}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.tensor, self._fault)
 
 
 @dataclass(frozen=True)

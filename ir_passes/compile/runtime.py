@@ -38,7 +38,8 @@ def execute(loaded: Any, operands: Sequence[Any]) -> list[jax.Array]:
     """Run a loaded executable on the first device; donated operands are consumed."""
     device = jax.devices()[0]
     words = [jax.random.key_data(operand) if is_key(dtype_of(operand)) else operand for operand in operands]
-    arrays = [jax.device_put(array, device) for array in words]
+    with jax_private.with_setting("jax_enable_x64", True):  # else JAX halves NumPy's 64-bit types
+        arrays = [jax.device_put(array, device) for array in words]
     results = loaded.execute_sharded(arrays).disassemble_into_single_device_arrays()
     return [shards[0] for shards in results]
 

@@ -3,6 +3,7 @@
 import os
 import stat
 from pathlib import Path
+from typing import Any
 
 MAX_LINKS = 40
 """Bound on symbolic links of a path, as in Linux."""
@@ -22,7 +23,10 @@ class UntrustedError(ValueError):
 
     def __init__(self, path: Path, reason: str, remedy: str, folder: bool = False):
         super().__init__(f"{'the folder' if folder else 'it'} {reason}; {remedy}")
-        self.path, self.folder = path, folder
+        self.path, self.folder, self._arguments = path, folder, (path, reason, remedy, folder)
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self._arguments
 
 
 def require_own(path: Path, status: os.stat_result, folder: bool = False) -> None:

@@ -22,7 +22,7 @@ class Page(Token):
     """The right to use a page, from `PageOwner.acquire` or `share`."""
 
     __slots__ = ("_number", "_owner")
-    instead = "use PageOwner.share for another one"
+    _instead = "use PageOwner.share for another one"
 
     def __init__(self, owner: "PageOwner", number: int):
         self._owner, self._number = owner, number

@@ -59,17 +59,17 @@ class SlotsExhausted(SlotError):
 
 
 class Token:
-    """A right with one holder: compared by identity, not copied or pickled.
+    """An object with one holder: compared by identity, not copied or pickled.
 
     Attributes:
-        instead: advice on copies.
+        _instead: advice on copies.
     """
 
     __slots__ = ("__weakref__",)
-    instead: ClassVar[str]
+    _instead: ClassVar[str]
 
     def __copy__(self) -> NoReturn:
-        raise TypeError(f"{self!r} has one holder and cannot be copied; {self.instead}")
+        raise TypeError(f"{self!r} has one holder and cannot be copied; {self._instead}")
 
     def __deepcopy__(self, memo: dict) -> NoReturn:
         self.__copy__()
@@ -82,7 +82,7 @@ class Slot(Token):
     """The right to one row, from `SlotOwner.acquire`."""
 
     __slots__ = ("_generation", "_owner", "_row")
-    instead = "use SlotOwner.move to hand it on"
+    _instead = "use SlotOwner.move to hand it on"
 
     def __init__(self, owner: "SlotOwner", row: int, generation: int):
         self._owner, self._row, self._generation = owner, row, generation

@@ -58,6 +58,9 @@ class PlacementError(ValueError):
             f"jax.NamedSharding(mesh, jax.{first.spec})), with the mesh of the shard_map and its entry of in_specs"
         )
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), self.arguments
+
 
 def placement_error(
     error: ValueError, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]

@@ -121,6 +121,10 @@ class IsolationError(ValueError):
         count = f"{len(violations)} violation{'s' * (len(violations) != 1)}"
         super().__init__(f"no proof that the step keeps its lanes apart, {count}:\n{faults}")
 
+    def __reduce__(self) -> tuple[Any, ...]:
+        # Equations stay in their process.
+        return type(self), (tuple(replace(violation, place=None, fault=None) for violation in self.violations),)
+
     def explain(self, around: int = 10) -> str:
         """Return every violation, each with `around` equations on either side."""
         return "\n\n".join(explain(violation, around) for violation in self.violations)

@@ -3,6 +3,7 @@
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from typing import Any
 
 from ir_passes.contract.statements import MeasuredFault, Statement, StatementId
 from ir_passes.xla_audit.program import Instruction, Module
@@ -58,6 +59,9 @@ class AuditError(RuntimeError):
         self.findings = findings
         faults = "\n".join(map(str, findings))
         super().__init__(f"the compiled step failed its audit with {len(findings)} finding(s):\n{faults}")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.findings,)
 
 
 def origin(instruction: Instruction, module: Module) -> tuple[str, str]:

@@ -37,13 +37,16 @@ class ShardingError(ValueError):
     """A model with sizes that these devices do not divide."""
 
     def __init__(self, devices: Devices, faults: Iterable[str], remedy: str = ""):
-        self.devices = devices
+        self.devices, self._remedy = devices, remedy
         self.faults = list(faults)
         lines = "\n".join(f"  - {fault}" for fault in self.faults)
         super().__init__(
             f"the model cannot be split over model={devices.model}, expert={devices.expert} "
             f"({len(self.faults)} fault(s)):\n{lines}{remedy}"
         )
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return type(self), (self.devices, self.faults, self._remedy)
 
 
 def _faults(devices: Devices, sizes: Sequence[ShardedSize]) -> list[str]:

@@ -203,11 +203,34 @@ def test_an_interrupted_step_closes_the_session_and_nothing_else(text_lm: hybrid
                 session.step()
         finally:
             text_lm.engine.after_step = None
-        with pytest.raises(RuntimeError, match="the session is closed"):
+        assert session.busy, "a loop over steps must not end as if the requests had"
+        with pytest.raises(RuntimeError, match="the session is closed, 5 requests have not ended"):
             session.step()
         with pytest.raises(RuntimeError, match="the session is closed"):
             session.submit("a")
+        session.close()
+        assert not session.busy
     assert text_lm.generate(PROMPTS, **SETTINGS) == want
+
+
+@pytest.mark.parametrize("place", ["_take", "_take_prompts"])
+def test_an_interrupt_after_a_wait_closes_the_session(
+    text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, place: str
+) -> None:
+    """The tokens of the step would be lost."""
+
+    def interrupted(*arguments: Any) -> None:
+        raise KeyboardInterrupt
+
+    with text_lm.session() as session, monkeypatch.context() as patch:
+        session.submit(PROMPTS[1], prompt_logprobs=1 if place == "_take_prompts" else None, **SETTINGS)
+        patch.setattr(hybridlm.Session, place, interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            while session.busy:
+                session.step()
+        with pytest.raises(RuntimeError, match="the session is closed, 1 requests have not ended"):
+            session.step()
+    assert not text_lm.engine.pool.owner.held
 
 
 @pytest.mark.parametrize("place", ["new_rows", "compiled"])

@@ -435,6 +435,19 @@ def test_exported_executable(step: CompiledStep, tmp_path: Path) -> None:
         loaded(settings[0], settings[3], settings[2], settings[3])
     with pytest.raises(TypeError, match="expected 4 arrays, got 1"):
         loaded(settings[0])
+    with pytest.raises(TypeError, match="called under a transformation"):
+        jax.jit(loaded)(*args())
+
+
+def test_an_exported_executable_takes_64_bits_of_numpy_arrays(tmp_path: Path) -> None:
+    """Under the default setting, too, where JAX would halve them."""
+    contract = LaneContract((Pool("s"), Lane()), (Pool("s"), Lane()))
+    pool, x = np.array([1, 2, 3]), np.array([10**12, 5, 6])
+    with jax.enable_x64(True):
+        step = compile_step(lambda pool, x: (pool + x, x), (pool, x), contract)
+    step.export("executable").save(tmp_path / "step.zip")
+    new, _ = load_exported(tmp_path / "step.zip").load()(pool, x)
+    assert new.dtype == np.int64 and np.asarray(new).tolist() == [10**12 + 1, 7, 9] and pool.tolist() == [1, 2, 3]
 
 
 def test_export_that_is_refused(step: CompiledStep, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

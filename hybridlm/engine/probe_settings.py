@@ -50,7 +50,8 @@ class ProbeSettings:
         return not nothing or self.states is not False
 
     def check(self) -> None:
-        if not self.reads and (self.capture_to is not None or not isinstance(self.positions, str)):
+        elsewhere = not isinstance(self.positions, str) or self.positions != "last"
+        if not self.reads and (self.capture_to is not None or elsewhere):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
 
     def of_texts(self, engine: Engine, texts: Sequence[range], prefix: Prefix | None) -> TextProbing:

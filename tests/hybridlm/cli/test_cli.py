@@ -297,6 +297,10 @@ TWO_FILES = ("in.jsonl", "out.jsonl")
         (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
         (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
         (("generate", "A", "--n", "0"), "n: expected"),
+        (("generate", "A", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
+        (("batch", "-i", "in.jsonl", "-o", "out.jsonl", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
+        (("inspect", "--weights", "--lanes", "3", "--no-measure"), "--no-measure, --lanes: not with --weights"),
+        (("inspect", "--no-measure"), "--no-measure: expected --html"),
         (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
         (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
         (
@@ -344,6 +348,9 @@ def test_system_message_of_a_chat(lm: hybridlm.LM):
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<system>Be brief.<user>Hi!", add_special_tokens=False)
     assert "needs --chat" in refused(*GENERATE, "--system", "Be brief.", "Hi!", status=2)
+    assert "--think-end: expected" in refused(*GENERATE, "--think-end", "x", "Hi!", status=2)
+    for option in (["--disable-thinking"], ["--chat-template-kwargs", "{}"]):
+        assert "needs --chat" in refused("eval", "-m", "x", "-t", "x", *option, status=2)
 
 
 def test_tools_of_a_chat(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

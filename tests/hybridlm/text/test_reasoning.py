@@ -155,6 +155,13 @@ def test_chat_options(thinking_lm: hybridlm.LM) -> None:
         ):
             thinking_lm.chat(CHAT, max_tokens=3, **variables)
     assert thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False, documents=[]) == off
+    with pytest.raises(ValueError, match="enable_thinking: is False, and True in chat_template_kwargs"):
+        thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
+    with pytest.raises(ValueError, match="messages: expected none in chat_template_kwargs"):
+        thinking_lm.chat(CHAT, max_tokens=3, chat_template_kwargs={"messages": CHAT})
+    template, others = "{{ messages[0].role }}{{ documents[0].title }}", {"documents": [{"title": "a"}]}
+    out = thinking_lm.chat(CHAT, max_tokens=1, chat_template=template, chat_template_kwargs=others)
+    assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "usera"
     out = thinking_lm.chat(CHAT, max_tokens=1, tools=tools, chat_template="{{ messages[0].role }}{{ tools[0].type }}")
     assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "userfunction"
 

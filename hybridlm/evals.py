@@ -25,6 +25,7 @@ from hybridlm.requests.eval_settings import generation_settings
 from hybridlm.scoring.pairs import encode_pair, encode_text
 from hybridlm.scoring.perplexity import prefix_token, rolling_windows
 from hybridlm.scoring.scorer import checked
+from hybridlm.text.chat_template import joined_variables
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_GEN_TOKS = 256
@@ -79,7 +80,8 @@ class HybridLM(TemplateLM):
         self.max_length = pretrained.engine.longest
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
-        self._variables = {**self._texts.thinking_variables(enable_thinking), **(chat_template_args or {})}
+        own = self._texts.thinking_variables(enable_thinking)
+        self._variables = joined_variables(own, chat_template_args or {})
         if self._variables:
             self._texts.require_variables(**self._variables)
         thinking = (enable_thinking, think_end_token, thinking_budget)

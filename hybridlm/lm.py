@@ -46,7 +46,7 @@ from hybridlm.scoring.divergence import Divergence
 from hybridlm.scoring.perplexity import corpus_perplexity, read_files, windows_of
 from hybridlm.scoring.pooling import Classification, Pooling, check_pooling, classes, pooled
 from hybridlm.session import Event, Session
-from hybridlm.text.chat_template import REASONING
+from hybridlm.text.chat_template import REASONING, joined_variables
 from hybridlm.text.reasoning import markers_of, split_thoughts
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles, TextModel
@@ -223,11 +223,13 @@ class LM(Token):
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
-        variables = {
-            **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools), **(chat_template_kwargs or {}),
-            "tools": tools, "documents": documents, "continue_final_message": continue_final_message,
-            "chat_template": chat_template,
+        own = {
+            **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools),
+            **({"tools": tools} if tools else {}), **({"documents": documents} if documents else {}),
+            **({"continue_final_message": continue_final_message} if continue_final_message else {}),
+            **({} if chat_template is None else {"chat_template": chat_template}),
         }  # fmt: skip
+        variables = joined_variables(own, chat_template_kwargs or {})
         self.tokenizer.require_variables(**variables)
         prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {

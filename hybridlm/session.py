@@ -217,7 +217,7 @@ class Session(Token):
             alive = AliveRequest(sequence)
             if tokenizer is not None:
                 stream = tokenizer.stream(params.skip_special_tokens, params.keep_tool_markers)
-                alive.text = GrowingText(stream, params.stop_strings)
+                alive.text = GrowingText(stream, params.stop_strings, min_tokens=params.min_tokens)
                 if params.thinking_budget is not None:
                     alive.budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
             self._submitted = request.index + 1
@@ -470,23 +470,26 @@ class Session(Token):
     def _end_thoughts(self, alive: AliveRequest, text: GrowingText, end_ids: list[int]) -> None:
         sequence, request, index = alive.sequence, alive.sequence.request, alive.sequence.request.index
         remaining = request.params.max_tokens - len(sequence.generated) - len(end_ids)
-        prompt = (*request.prompt, *sequence.generated, *end_ids)
-        if remaining < 1 or len(prompt) >= self._engine.context:
+        if remaining < 1 or len(request.prompt) + len(sequence.generated) + len(end_ids) >= self._engine.context:
             return  # the thoughts end with the completion
         sequence.finish_reason = "cancelled"  # tokens of steps in flight are dropped
         self._scheduler.leave(sequence)
+        stops = request.params.stop_token_ids if len(sequence.output) >= request.params.min_tokens else frozenset[int]()
+        count = next((place for place, token in enumerate(end_ids, 1) if token in stops), None)
+        end_ids = end_ids[:count]
         params = replace(request.params, max_tokens=remaining)
-        completed = len(sequence.output) + len(end_ids)
+        prompt, completed = (*request.prompt, *sequence.generated, *end_ids), len(sequence.output) + len(end_ids)
         follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
         follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
         follower.grammar = self._grammar(follower)
         alive.sequence = follower
         for token in end_ids:
-            text.push(token)
+            if token not in stops:
+                text.push(token)
             self._engine.stats["generated_tokens"] += 1
             self._events.append(Event(index, token, text.take(), None))
-        if text.stopped:
+        if text.stopped or count is not None:
             self._events.pop()
             self._end(alive, "stop", end_ids[-1])
         else:

@@ -42,6 +42,26 @@ class Against(StrEnum):
     VLLM = "vllm"
 
 
+MODES = ("--start", "--mixed")
+UNUSED = {
+    "--start": (
+        "--tokens", "--prefill", "--plot", "--profile", "--against", "--llama-bench", "--gguf", "--beside", "--mixed",
+        "--requests", "--sampled", "--llama-server", "--vllm-python",
+    ),
+    "--mixed": ("--tokens", "--prompt", "--prefill", "--plot", "--profile", "--llama-bench", "--start"),
+    "": ("--requests", "--sampled", "--llama-server", "--vllm-python"),
+}  # fmt: skip
+"""Mode, or none -> options without effect."""
+USERS = {
+    "--llama-bench": {Against.LLAMA_CPP},
+    "--gguf": {Against.LLAMA_CPP, Against.LLAMA_SERVER},
+    "--llama-server": {Against.LLAMA_SERVER},
+    "--vllm-python": {Against.VLLM},
+}
+"""Option -> engines that need it."""
+FLAGS = {"plot_to": "--plot", "json_to": "--json", "copies": "--beside"}
+
+
 @dataclass(frozen=True, kw_only=True)
 class Work:
     """Sizes, figures and files of a benchmark."""
@@ -74,17 +94,6 @@ class Work:
         ),
     ] = False
     json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
-
-    def check(self, mixed: bool) -> None:
-        """Raise ValueError or OSError for unusable files and options."""
-        for file in (self.json_to, self.plot_to):
-            if file is not None:
-                replaceable(file)
-        modes = {"--start": self.start, "--mixed": mixed}
-        options = modes | {"--plot": self.plot_to is not None, "--profile": self.profile, "--prefill": self.prefill > 0}
-        for mode in (mode for mode, used in modes.items() if used):
-            if unused := [name for name, used in options.items() if used and name != mode]:
-                raise ValueError(f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}")
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -131,6 +140,31 @@ class Engines:
         return sides
 
 
+def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions) -> None:
+    """Raise ValueError or OSError for unusable files and options."""
+    for file in (work.json_to, work.plot_to):
+        if file is not None:
+            replaceable(file)
+    chosen = {
+        FLAGS.get(name, f"--{name.replace('_', '-')}")
+        for group in (work, engines, mixed)
+        for name, value in vars(group).items()
+        if value != getattr(type(group)(), name) and value != []
+    }
+    mode = next((mode for mode in MODES if mode in chosen), "")
+    if unused := sorted(chosen & set(UNUSED[mode])):
+        raise ValueError(
+            f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}"
+            if mode
+            else f"{', '.join(unused)}: only with --mixed"
+        )
+    for flag, users in USERS.items():
+        if flag in chosen and not users & set(engines.against or ()):
+            raise ValueError(f"{flag}: expected --against {' or '.join(sorted(users))} with it")
+    if mode and "--lanes" in chosen and len(work.lanes) > 1:
+        raise ValueError(f"--lanes: expected one number with {mode}, got {', '.join(map(str, work.lanes))}")
+
+
 @loads("dtype", "chunk", "kernels", "adapter")
 def bench(loading: Loading, model: Model, work: Work, engines: Engines, mixed: bench_mixed.MixedOptions) -> None:
     """Measure decoding: milliseconds per step, throughput, and the fraction of the machine's limit.
@@ -144,7 +178,7 @@ def bench(loading: Loading, model: Model, work: Work, engines: Engines, mixed: b
 
     With --mixed, each engine runs the same requests, which are submitted at once; --against llama-server and vllm.
     """
-    work.check(mixed.mixed)
+    _check_options(work, engines, mixed)
     if work.start:
         count = EngineConfig.lanes if work.lanes == DEFAULT_LANES else max(work.lanes)
         options = {"lanes": count, "context": work.context, **loading.settings}

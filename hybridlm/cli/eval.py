@@ -45,6 +45,8 @@ def evaluate(
     """Evaluate a model on tasks of lm_eval, the Language Model Evaluation Harness."""
     if samples and output is None:
         raise typer.BadParameter("needs --output", param_hint="--samples")
+    if not template.chat and (template.thinking is not None or template.chat_template_kwargs is not None):
+        raise typer.BadParameter("needs --chat", param_hint="--enable-thinking, --chat-template-kwargs")
     variables = json_object(template.chat_template_kwargs, "--chat-template-kwargs")
     require_extra("eval", "lm_eval", "eval")
     if output is not None:

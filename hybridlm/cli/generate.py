@@ -20,6 +20,7 @@ from hybridlm.requests.results import Completion
 from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, draw_seed
 from hybridlm.requests.validation import check_count, check_settings
 from hybridlm.session import Event
+from hybridlm.text.chat_template import joined_variables
 from ir_passes.files.strict_json import parse_json
 
 MAX_TOOLS_BYTES = 16 * MEGABYTE
@@ -100,6 +101,8 @@ def generate(
     for option in ("logprobs", "prompt_logprobs"):
         if getattr(sampling, option) is not None and not json:
             raise typer.BadParameter("is printed with --json only", param_hint=f"--{option.replace('_', '-')}")
+    if sampling.think_end is not None and sampling.thinking_budget is None and not json:
+        raise typer.BadParameter("expected --thinking-budget or --json with it", param_hint="--think-end")
     if not chat.chat and any(
         option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, tools)
     ):
@@ -163,7 +166,7 @@ def _chat_ids(
         raise ValueError("--chat: the checkpoint has no tokenizer.json")
     if not isinstance(message, str):
         raise ValueError("--chat: expected messages as text, got token ids")
-    variables = {**lm.tokenizer.thinking_variables(chat.thinking, tools=tools or None), **variables}
+    variables = joined_variables(lm.tokenizer.thinking_variables(chat.thinking, tools=tools or None), variables)
     messages = [] if chat.system is None else [{"role": "system", "content": chat.system}]
     return lm.tokenizer.encode_with_tools([*messages, {"role": "user", "content": message}], tools, **variables)
 

@@ -68,6 +68,7 @@ def inspect(
     """
     if weights:
         options = {"--html": html is not None, "--target": target is not None, "--step": step != "decode"}
+        options |= {"--no-measure": not measure, **loading.chosen}
         if any(options.values()):
             names = ", ".join(name for name, used in options.items() if used)
             raise ValueError(f"{names}: not with --weights, which lists tensors")
@@ -75,6 +76,8 @@ def inspect(
         return
     if html is not None:
         replaceable(html)
+    elif not measure:
+        raise ValueError("--no-measure: expected --html with it")
     if target is None:
         engine = loading.load(model, certify="warn").engine
     else:

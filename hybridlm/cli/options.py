@@ -96,6 +96,14 @@ class Loading:
         mesh = self.settings["mesh"]
         return None if mesh is None else read_sizes(mesh)
 
+    @property
+    def chosen(self) -> dict[str, bool]:
+        """Whether an option differs from its default, by flag."""
+        return {
+            f"--{name.replace('_', '-')}": value not in (None, getattr(EngineConfig, name))
+            for name, value in self.settings.items()
+        }
+
     def config(self, mesh: AbstractMesh | None = None) -> EngineConfig:
         """Return the options of an engine without weights; `SERVING` has the defaults."""
         settings = {name: value for name, value in self.settings.items() if value is not None}
@@ -104,6 +112,8 @@ class Loading:
     def load(self, model: str, **options: Any) -> LM:
         """Load a model; `options` replace settings."""
         settings = self.settings | options
+        if "speculate" in settings and settings["speculate"] is None and self.chosen["--draft-tokens"]:
+            raise ValueError("--draft-tokens: expected --speculate with it")
         if settings.get("prefix_cache") == "0":
             del settings["prefix_cache"]
         return load(model, **{**settings, "mesh": read_mesh(settings.get("mesh"))})

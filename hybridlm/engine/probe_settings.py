@@ -44,7 +44,8 @@ class ProbeSettings:
         """Return whether there are reads or changes; raise ValueError for fields without effect."""
         nothing = isinstance(self.hidden_states, list | tuple | np.ndarray) and not len(self.hidden_states)
         reads = not nothing or self.states is not False
-        if not reads and (self.capture_to is not None or not isinstance(self.positions, str)):
+        elsewhere = not isinstance(self.positions, str) or self.positions != "last"
+        if not reads and (self.capture_to is not None or elsewhere):
             raise ValueError("positions, capture_to: expected hidden_states or states with them")
         return reads or self.interventions is not None
 

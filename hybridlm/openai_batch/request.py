@@ -36,7 +36,7 @@ from hybridlm.openai_batch.prompts import (
 )
 from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import Request
-from hybridlm.text.chat_template import faults_of_tools
+from hybridlm.text.chat_template import faults_of_tools, joined_variables
 
 DEFAULT_COMPLETION_TOKENS = 16
 """OpenAI's default `max_tokens` of completions; chats may fill the context."""
@@ -261,14 +261,15 @@ def _is_named_schema(value: Any) -> bool:
 
 def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
     """Take chat template fields; return arguments of `Tokenizer.encode_chat` and the effort."""
-    variables = dict(body.take("chat_template_kwargs", OBJECT, {}))
-    effort = body.take("reasoning_effort", EFFORT)
-    if effort is not None and "reasoning_effort" in variables:
-        body.fault("reasoning_effort: is in chat_template_kwargs, too; give one of them")
-    for name, kind in (("documents", LIST), ("chat_template", STRING), ("add_generation_prompt", BOOLEAN)):
-        value = body.take(name, kind)
-        if value is not None:
-            variables[name] = value
-    if body.take("continue_final_message", BOOLEAN, False):
-        variables["continue_final_message"] = True
-    return variables, effort
+    others, effort = body.take("chat_template_kwargs", OBJECT, {}), body.take("reasoning_effort", EFFORT)
+    kinds = {"documents": LIST, "chat_template": STRING, "add_generation_prompt": BOOLEAN}
+    kinds |= {"continue_final_message": BOOLEAN}
+    fields = {name: body.take(name, kind) for name, kind in kinds.items()}
+    fields = {name: value for name, value in fields.items() if value is not None}
+    if fields.get("continue_final_message") is False:
+        del fields["continue_final_message"]
+    try:
+        joined_variables(fields | ({} if effort is None else {"reasoning_effort": effort}), others)
+    except ValueError as error:
+        body.fault(str(error))
+    return {**others, **fields}, effort

@@ -68,7 +68,7 @@ class SamplingParams(PlainSettings):
         presence_penalty: subtracted from the logits of tokens of the completion; 0 for none.
         frequency_penalty: subtracted as often as the token is in the completion; 0 for none.
         logit_bias: token id -> number added to its logit, before the penalties.
-        min_tokens: no end token or stop token id before this many tokens.
+        min_tokens: no end token, stop token id or stop string before this many tokens.
         bad_words: strings (also after a space, as in vLLM) or lists of token ids; the last token of a list is banned
             after the others.
         allowed_token_ids: sample these tokens only; None for all. Not with `structured_outputs`.

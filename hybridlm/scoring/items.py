@@ -10,6 +10,7 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import Score
 from hybridlm.requests.validation import is_whole, located
 from hybridlm.scoring.pairs import ScoredIds, join_ids, join_texts
+from hybridlm.text.chat_template import joined_variables
 
 FORMS = ("text", "token_ids", "input_ids", "prompt", "messages")
 """Fields of an object by form; `completion` belongs to `prompt`."""
@@ -98,9 +99,7 @@ class ItemReader:
         arguments = fields.get("chat_template_kwargs") or {}
         if not isinstance(arguments, Mapping):
             raise TypeError(f"chat_template_kwargs: expected an object, got {type(arguments)}")
-        variables: dict[str, Any] = dict(arguments)
-        if fields.get("tools"):
-            variables["tools"] = fields["tools"]
+        variables = joined_variables({"tools": fields["tools"]} if fields.get("tools") else {}, arguments)
         tokenizer.require_variables(**variables)
         start = tokenizer.apply_chat_template(messages[:-1], add_generation_prompt=True, **variables)
         chat_text = tokenizer.apply_chat_template(messages, add_generation_prompt=False, **variables)

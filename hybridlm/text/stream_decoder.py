@@ -156,14 +156,21 @@ class StreamDecoder:
 class GrowingText:
     """The decoded text of one sequence, ended by the first stop string."""
 
-    def __init__(self, stream: StreamDecoder, stop_strings: Sequence[str]):
+    def __init__(self, stream: StreamDecoder, stop_strings: Sequence[str], *, min_tokens: int = 0):
+        """Begin a text; a stop string that ends within the first `min_tokens` tokens is text, as in vLLM."""
         self._stream, self._stops, self._given = stream, stop_strings, 0
+        self._unchecked, self._checked_from = min_tokens, 0
         self.text = ""
         self.stopped = False
 
     def push(self, token: int) -> None:
-        self._add(self._stream.push(token))
-        if self._stops and not self.stopped and (rest := self._stream.unsettled()):
+        piece = self._stream.push(token)
+        rest = self._stream.unsettled() if self._stops else ""
+        if self._unchecked > 0:
+            self._unchecked -= 1
+            self._checked_from = len(self.text) + len(piece) + len(rest)
+        self._add(piece)
+        if rest and not self.stopped:
             self._find(self.text + rest, len(self.text))
 
     def finish(self) -> None:
@@ -176,6 +183,7 @@ class GrowingText:
         self._find(self.text, length)
 
     def _find(self, text: str, searched: int) -> None:
+        searched = max(searched, self._checked_from)
         places = [text.find(stop, max(0, searched - len(stop) + 1)) for stop in self._stops]
         places = [place for place in places if place >= 0]
         if places:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from hybridlm.errors import CheckpointError
-from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError, faults_of_tools
+from hybridlm.text.chat_template import ChatTemplate, ChatTemplateError, faults_of_tools, joined_variables
 from hybridlm.text.stream_decoder import StreamDecoder, Streaming, streaming_of
 
 if TYPE_CHECKING:
@@ -285,13 +285,15 @@ class Tokenizer:
         return self.encode(self.apply_chat_template(messages, **variables), add_special_tokens=False)
 
     def encode_with_tools(
-        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], **variables: Any
+        self, messages: Sequence[Mapping[str, Any]], tools: Sequence[Mapping[str, Any]], /, **variables: Any
     ) -> list[int]:
         """Return the token ids of a conversation with tools.
 
         Raises:
             ChatTemplateError: the template has no tools, or does not read a variable.
         """
+        variables = joined_variables({"tools": tools} if tools else {}, variables)
+        tools = variables.pop("tools", None) or []
         for fault in faults_of_tools(tools):
             raise ValueError(fault)
         self.require_variables(tools=tools or None, **variables)

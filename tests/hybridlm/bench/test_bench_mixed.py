@@ -133,6 +133,12 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     (["--mixed", "--profile"], "--profile"), (["--mixed", "--plot", "plot.svg"], "--plot"),
     (["--mixed", "--prefill", "8"], "--prefill"), (["--mixed", "--start"], "--mixed"),
     (["--start", "--profile"], "--profile"),
+    (["--start", "--tokens", "5", "--beside", "x"], "--beside, --tokens: not measured with --start"),
+    (["--start", "--lanes", "1", "--lanes", "2"], "--lanes: expected one number with --start, got 1, 2"),
+    (["--mixed", "--prompt", "5", "--llama-bench", "x"], "--llama-bench, --prompt: not measured with --mixed"),
+    (["--mixed", "--gguf", "x"], "--gguf: expected --against llama-server or llama.cpp with it"),
+    (["--requests", "5", "--sampled"], "--requests, --sampled: only with --mixed"),
+    (["--llama-bench", "x"], "--llama-bench: expected --against llama.cpp with it"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: list[str], refused: str) -> None:
     result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), *options])

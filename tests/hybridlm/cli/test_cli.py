@@ -249,34 +249,42 @@ def test_only_the_first_process_has_the_input(command: tuple[str, ...], monkeypa
 TWO_FILES = ("in.jsonl", "out.jsonl")
 
 
-@pytest.mark.parametrize(("arguments", "fault"), [
-    (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
-    (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
-    (("generate", "A", "--n", "0"), "n: expected"),
-    (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
-    (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (
-        ("score", "in.jsonl", "out.tsv"),
-        "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
-    ),
-    (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
-    (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
-    (("score", "in.jsonl", "in.jsonl"), "is also the input"),
-    (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
-    (("score", *TWO_FILES, "--window", "0"), "window: expected"),
-    (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
-    (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
-    (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
-    (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
-    (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
-    (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
-    (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
-    (("bench", "--json", "no/figures.json"), "no: no such directory"),
-    (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
-    (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
-    (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
-], ids=lambda case: "-".join(case) if isinstance(case, tuple) else "")  # fmt: skip
+@pytest.mark.parametrize(
+    ("arguments", "fault"),
+    [
+        (("generate", "A", "--top-p", "2", "--max-tokens", "0"), "max_tokens: expected"),
+        (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
+        (("generate", "A", "--n", "0"), "n: expected"),
+        (("generate", "A", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
+        (("batch", "-i", "in.jsonl", "-o", "out.jsonl", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
+        (("inspect", "--weights", "--lanes", "3", "--no-measure"), "--no-measure, --lanes: not with --weights"),
+        (("inspect", "--no-measure"), "--no-measure: expected --html"),
+        (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
+        (("score", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (
+            ("score", "in.jsonl", "out.tsv"),
+            "out.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz or .parquet",
+        ),
+        (("score", "in.tsv", "out.jsonl"), "in.tsv: expected a name that ends in .jsonl, .jsonl.gz, .csv, .csv.gz, "),
+        (("score", "in.jsonl", "no/out.jsonl"), "no: no such directory"),
+        (("score", "in.jsonl", "in.jsonl"), "is also the input"),
+        (("score", *TWO_FILES, "--shard", "2/2"), "shard: expected"),
+        (("score", *TWO_FILES, "--window", "0"), "window: expected"),
+        (("score", *TWO_FILES, "--interventions", "[{}]"), "interventions[0]"),
+        (("score", *TWO_FILES, "--interventions", "[{]"), "interventions: expected a field's name or a JSON list"),
+        (("embed", *TWO_FILES, "--pooling", "max"), "pooling: expected"),
+        (("embed", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("classify", *TWO_FILES, "--sort-window", "-1"), "sort_window: expected"),
+        (("divergence", "--other", "x", "no.jsonl", "out.jsonl"), "no.jsonl: No such file"),
+        (("decide", "in.txt", "out.jsonl"), "in.txt: expected a name that ends in .jsonl or .jsonl.gz"),
+        (("batch", "-i", "no.jsonl", "-o", "out.jsonl"), "no.jsonl: No such file"),
+        (("bench", "--json", "no/figures.json"), "no: no such directory"),
+        (("bench", "--start", "--plot", "no/figures.svg"), "no: no such directory"),
+        (("batch", "-i", ".", "-o", "out.jsonl"), ".: Is a directory"),
+        (("batch", "-i", "in.jsonl", "-o", "no/out.jsonl"), "no: no such directory"),
+    ],
+    ids=lambda case: "-".join(case) if isinstance(case, tuple) else "",
+)
 def test_no_model_is_loaded_for_a_wrong_argument(
     arguments: tuple[str, ...], fault: str, in_folder: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -292,6 +300,9 @@ def test_system_message_of_a_chat(lm: hybridlm.LM):
     assert lm.tokenizer is not None
     assert row["prompt_token_ids"] == lm.tokenizer.encode("<system>Be brief.<user>Hi!", add_special_tokens=False)
     assert "needs --chat" in refused(*GENERATE, "--system", "Be brief.", "Hi!", status=2)
+    assert "--think-end: expected" in refused(*GENERATE, "--think-end", "x", "Hi!", status=2)
+    for option in (["--disable-thinking"], ["--chat-template-kwargs", "{}"]):
+        assert "needs --chat" in refused("eval", "-m", "x", "-t", "x", *option, status=2)
 
 
 def test_tools_of_a_chat(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):

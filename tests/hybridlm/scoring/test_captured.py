@@ -69,6 +69,9 @@ def test_hidden_states_equal_forward(lm: hybridlm.LM) -> None:
 def test_reads_depend_on_no_other_text(text_lm: hybridlm.LM) -> None:
     plain = text_lm.score(TEXTS)
     read = text_lm.score(TEXTS, hidden_states=[1, 2], positions="all")
+    for positions in ("all", "first"):
+        with pytest.raises(ValueError, match="positions, capture_to: expected hidden_states or states"):
+            text_lm.score(TEXTS, positions=positions)
     for score, other in zip(plain, read, strict=True):
         np.testing.assert_allclose(score.logprobs, other.logprobs, atol=1e-5)
         assert other.captured is not None and other.captured.positions.tolist() == list(range(len(score.token_ids)))

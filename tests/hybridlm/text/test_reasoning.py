@@ -92,6 +92,19 @@ def test_a_budget_ends_the_thoughts(thinking_lm: hybridlm.LM) -> None:
     assert len(out.top_logprobs) == 20
 
 
+def test_a_stop_token_in_the_inserted_end_marker_ends_the_completion(thinking_lm: hybridlm.LM) -> None:
+    assert thinking_lm.tokenizer is not None
+    end, last = thinking_lm.tokenizer.encode("</think>"), thinking_lm.tokenizer.encode("k>")
+    settings: dict[str, Any] = {"max_tokens": 20, "ignore_eos": True, "thinking_budget": 5, "logprobs": 0}
+    free = thinking_lm.chat(CHAT, **settings)
+    stopped = thinking_lm.chat(CHAT, stop_token_ids=last, **settings)
+    assert stopped.finish_reason == "stop" and stopped.token_ids == free.token_ids[: 5 + len(end) - 1]
+    assert stopped.text == thinking_lm.tokenizer.decode(stopped.token_ids[:-1])
+    assert stopped.logprobs is not None and len(stopped.logprobs) == len(stopped.token_ids)
+    later = thinking_lm.chat(CHAT, stop_token_ids=last, min_tokens=6, **settings)
+    assert later.token_ids[: 5 + len(end)] == [*free.token_ids[:5], *end]
+
+
 def test_a_budget_is_a_lanes_own_and_streams(thinking_lm: hybridlm.LM) -> None:
     assert thinking_lm.tokenizer is not None
     prompts = [thinking_lm.tokenizer.encode_chat(CHAT, enable_thinking=on) for on in (True, False)]
@@ -138,6 +151,13 @@ def test_chat_options(thinking_lm: hybridlm.LM) -> None:
         ):
             thinking_lm.chat(CHAT, max_tokens=3, **variables)
     assert thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False, documents=[]) == off
+    with pytest.raises(ValueError, match="enable_thinking: is False, and True in chat_template_kwargs"):
+        thinking_lm.chat(CHAT, max_tokens=3, enable_thinking=False, chat_template_kwargs={"enable_thinking": True})
+    with pytest.raises(ValueError, match="messages: expected none in chat_template_kwargs"):
+        thinking_lm.chat(CHAT, max_tokens=3, chat_template_kwargs={"messages": CHAT})
+    template, others = "{{ messages[0].role }}{{ documents[0].title }}", {"documents": [{"title": "a"}]}
+    out = thinking_lm.chat(CHAT, max_tokens=1, chat_template=template, chat_template_kwargs=others)
+    assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "usera"
     out = thinking_lm.chat(CHAT, max_tokens=1, tools=tools, chat_template="{{ messages[0].role }}{{ tools[0].type }}")
     assert thinking_lm.tokenizer.decode(out.prompt_token_ids) == "userfunction"
 

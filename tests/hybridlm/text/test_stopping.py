@@ -37,9 +37,9 @@ def ids(*pieces: str) -> list[int]:
     ]
 
 
-def grow(tokens: list[int], *stops: str) -> tuple[GrowingText, list[str]]:
+def grow(tokens: list[int], *stops: str, min_tokens: int = 0) -> tuple[GrowingText, list[str]]:
     """Return released text per token until a stop string, then the rest."""
-    text = GrowingText(TOKENIZER.stream(), stops)
+    text = GrowingText(TOKENIZER.stream(), stops, min_tokens=min_tokens)
     given_out = []
     for token in tokens:
         text.push(token)
@@ -92,16 +92,18 @@ def test_text_is_released_and_stopped(
 @given(
     st.lists(st.sampled_from(["a", "b", "c", "\N{SNOWMAN}", *WORDS]), max_size=12),
     st.lists(st.text("abc\N{SNOWMAN}", min_size=1, max_size=4), max_size=3),
+    st.integers(0, 6),
 )
-def test_output_is_the_text_before_the_first_stop(pieces: list[str], stops: list[str]) -> None:
+def test_output_is_the_text_before_the_first_stop(pieces: list[str], stops: list[str], minimum: int) -> None:
     tokens = ids(*pieces)
-    text, given_out = grow(tokens, *stops)
+    text, given_out = grow(tokens, *stops, min_tokens=minimum)
     assert "".join(given_out) == text.text
-    # Token by token: the first prefix with a stop string is cut at the earliest stop string.
-    for count in range(1, len(tokens) + 1):
+    # Token by token: the first prefix with a stop string, which ends beyond the least tokens, is cut at the earliest.
+    least = len(TOKENIZER.decode(tokens[:minimum]).rstrip("\ufffd"))
+    for count in range(minimum + 1, len(tokens) + 1):
         full = TOKENIZER.decode(tokens[:count])
-        results = [full.find(stop) for stop in stops if stop in full]
-        if results:
+        places = [full.find(stop, max(0, least - len(stop) + 1)) for stop in stops]
+        if results := [place for place in places if place >= 0]:
             assert text.stopped and text.text == full[: min(results)]
             return
     assert not text.stopped and text.text == TOKENIZER.decode(tokens)

@@ -24,7 +24,7 @@ from hybridlm.quantised import (
     read_settings,
 )
 from hybridlm.quantised.packed import PackedArrays, PackedForm, pack, packed_form
-from hybridlm.quantised.settings import refused
+from hybridlm.quantised.settings import quantisation_entries, refused
 from hybridlm.quantised.shapes import TensorInfo
 from ir_passes.files.strict_json import unique_keys
 from models import UnsupportedModel, family_of
@@ -35,6 +35,8 @@ TORCH = "pytorch_model.bin"
 """File of torch, read without safetensors."""
 NVIDIA = "hf_quant_config.json"
 """NVIDIA's second description of a quantised checkpoint."""
+SEPARATE: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
+"""File of an older library, read without `quantization_config` in config.json -> its method."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 MAX_INDEX_BYTES = 100 * MEGABYTE
@@ -167,6 +169,10 @@ def _grouped(
     unindexed: Mapping[str, ArrayFile] = MappingProxyType({}),
 ) -> CheckpointDirectory:
     nvidia = read_object(directory / NVIDIA, MAX_CONFIG_BYTES) if (directory / NVIDIA).exists() else None
+    for name, method in SEPARATE.items():
+        if not quantisation_entries(config) and (directory / name).exists():
+            separate = read_object(directory / name, MAX_CONFIG_BYTES)
+            config = config | {"quantization_config": {"quant_method": method} | separate}
     settings = read_settings(config, nvidia)
     if any(file.metadata.get("format") == "mlx" for file in files.values()):
         settings = refused("mlx", "safetensors: format mlx")

@@ -6,9 +6,9 @@ from types import MappingProxyType
 
 import numpy as np
 
-from hybridlm.checkpoint.directory import CheckpointDirectory
+from hybridlm.checkpoint.directory import CheckpointDirectory, listed
 from hybridlm.checkpoint.tensor_file import MappedFile
-from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, gguf_config, named_tensors, read_header
+from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, named_tensors, read_architecture, read_header
 from hybridlm.quantised import GroupedTensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from hybridlm.quantised.shapes import TensorInfo
@@ -65,9 +65,11 @@ def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
         CheckpointError: a damaged file, or an unsupported part, by name.
     """
     header = read_header(path)
-    config = gguf_config(header)
+    config, unused = read_architecture(header)
     named = named_tensors(header, config)
     file = GgufFile(header, named)
     none = MappingProxyType({})
     files = MappingProxyType(dict.fromkeys(named, file))
-    return CheckpointDirectory(header.path, config, files, GroupedTensors(none, none, none), read_settings({}, None))
+    notes = (f"metadata that are not used: {listed(unused)}",) if unused else ()
+    grouped = GroupedTensors(none, none, none)
+    return CheckpointDirectory(header.path, config, files, grouped, read_settings({}, None), notes)

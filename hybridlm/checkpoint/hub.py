@@ -14,6 +14,8 @@ FILES = [
     "config.json",
     "generation_config.json",
     "hf_quant_config.json",
+    "quantize_config.json",
+    "quant_config.json",
     "model.safetensors.index.json",
     "*.safetensors",
     "tokenizer.json",

@@ -1,6 +1,7 @@
 """config.json of a GGUF file, from llama.cpp's metadata."""
 
 import re
+from collections.abc import Mapping
 from typing import Any
 
 from hybridlm.errors import CheckpointError
@@ -12,6 +13,17 @@ MAX_EXPERTS = 65_536
 MAX_SIZE, MAX_FAULT = 2**31, 400
 """Bounds of sizes and of a fault's characters."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
+_FACTORS = ("rope.scaling.factor", "rope.scale_linear")
+"""Without a type they stretch RoPE linearly in llama.cpp."""
+_FIXED: Mapping[str, tuple[float, ...]] = {
+    **dict.fromkeys(("rope.scaling.attn_factor", "embedding_scale", "residual_scale", "expert_gating_func"), (1,)),
+    **dict.fromkeys(("expert_weights_scale", "logit_scale", "expert_group_count"), (1, 0)),
+    **dict.fromkeys(("attn_logit_softcapping", "final_logit_softcapping", "router_logit_softcapping"), (0,)),
+    **dict.fromkeys(("attention.scale", "attention.sliding_window", "attention.clamp_kqv"), (0,)),
+    **dict.fromkeys(("expert_weights_norm", "attention.causal"), (True,)),  # not causal: encoders
+}
+"""Key -> its implemented values, also where it is absent."""
+_UNUSED = ("vocab_size", "full_attention_interval", "feed_forward_length", "rope.scaling.original_context_length")
 
 
 class ArchitectureMetadata(ConfigReader):
@@ -37,7 +49,12 @@ class ArchitectureMetadata(ConfigReader):
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the fields of config.json of the original model.
+    """Return the fields of config.json of the original model; raises as `read_architecture`."""
+    return read_architecture(header)[0]
+
+
+def read_architecture(header: GgufHeader) -> tuple[dict[str, Any], tuple[str, ...]]:
+    """Return the fields of config.json, and the keys of the architecture that are not used.
 
     Raises:
         CheckpointError: another architecture, or missing or contradictory metadata.
@@ -50,10 +67,13 @@ def gguf_config(header: GgufHeader) -> dict[str, Any]:
             + ", ".join(ARCHITECTURES),
             "Load the safetensors release of the model.",
         )
+    kind = header.metadata.get("general.type", "model")
+    if kind != "model":
+        raise CheckpointError(header.path, f"holds {kind!r:.80} (general.type), expected a model")
     config = _common(fields) | (_lfm2(fields) if fields.architecture == "lfm2" else _qwen35(fields))
     if fields.faults:
         raise CheckpointError(header.path, fields.faults)
-    return config
+    return config, fields.close()
 
 
 def decoder_layers(header: GgufHeader) -> int:
@@ -71,8 +91,12 @@ def _common(fields: ArchitectureMetadata) -> dict[str, Any]:
         fields.faults.append("token_embd.weight: missing")
     elif isinstance(tokens, list) and len(tokens) > rows:
         fields.faults.append(f"tokenizer.ggml.tokens: {len(tokens)} tokens, token_embd.weight has {rows} rows")
+    for name in _FACTORS if "rope.scaling.type" not in fields else ():
+        fields.choice(name, (1, 0), 1)
     fields.choice("rope.scaling.type", ["none"], "none")
-    fields.choice("attention.causal", [True], True)  # false in files of encoders
+    for name, values in _FIXED.items():
+        fields.choice(name, values, values[0])
+    fields.ignore((*_FACTORS, *_UNUSED))
     blocks = {match[1] for name in header.tensors if (match := re.match(r"blk\.(\d+)\.", name))}
     if fields.integer("block_count") > len(blocks):
         fields.faults.append(
@@ -106,6 +130,7 @@ def _qwen35(fields: ArchitectureMetadata) -> dict[str, Any]:
         fields.fault("ssm.inner_size", f"a multiple of ssm.time_step_rank ({value_heads})")
     if value_heads % fields.integer("ssm.group_count"):
         fields.fault("ssm.time_step_rank", "a multiple of ssm.group_count")
+    fields.choice("attention.value_length", [head_dim], head_dim)
     if "rope.dimension_sections" not in fields:
         fields.fault("rope.dimension_sections", "a list of whole numbers")
     config: dict[str, Any] = {
@@ -146,6 +171,9 @@ def _lfm2(fields: ArchitectureMetadata) -> dict[str, Any]:
     types = _layer_types(fields, "shortconv.conv.weight", "conv")
     if ["full_attention" if count else "conv" for count in heads] != types or len(set(heads) - {0}) > 1:
         fields.fault("attention.head_count_kv", f"one number for the layers of attention of {types}")
+    head_dim = fields.integer("embedding_length") // fields.integer("attention.head_count")
+    for name in ("attention.key_length", "attention.value_length", "rope.dimension_count"):
+        fields.choice(name, [head_dim], head_dim)
     return {
         "model_type": "lfm2",
         "intermediate_size": fields.integer("feed_forward_length"),

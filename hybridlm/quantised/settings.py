@@ -7,9 +7,10 @@ hf_quant_config.json. Tensors decide; the configuration adds `Hints` and refusal
 import re
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
-from typing import Any, TypeGuard
+from typing import Any
 
 from hybridlm.quantised import bitsandbytes, torchao
+from hybridlm.quantised.compressed_tensors import described, is_sizes
 from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
@@ -62,9 +63,14 @@ class QuantisationSettings:
     faults: tuple[str, ...] = ()
 
 
+def quantisation_entries(config: Mapping[str, Any]) -> list[Any]:
+    """Return the descriptions in config.json, of the whole and of its text model."""
+    entries = (fields.get("quantization_config") for fields in (config, text_fields(config)))
+    return [entry for entry in entries if entry]
+
+
 def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
-    entries = [config.get("quantization_config"), text_fields(config).get("quantization_config")]
-    entries = [entry for entry in entries if entry]
+    entries = quantisation_entries(config)
     if hf_quant_config is None and any(map(_is_mlx, (config.get("quantization"), *entries))):
         return refused("mlx", "config.json: group_size and bits without a quant_method")
     if not entries and hf_quant_config is None:
@@ -121,7 +127,7 @@ def _is_mlx(settings: Any) -> bool:
 def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
     faults = []
     block = settings.get("weight_block_size")
-    if block is not None and not (_sizes(block) and len(block) == 2):
+    if block is not None and not (is_sizes(block) and len(block) == 2):
         faults.append(f"quantization_config.weight_block_size: expected two sizes or null, found {block!r}")
         block = None
     if settings.get("fmt", "e4m3") not in ("e4m3", "float8_e4m3fn"):
@@ -130,6 +136,7 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
     if experts not in ("fp8", "fp4"):
         faults.append(f"quantization_config.expert_dtype: expected fp8 or fp4, found {experts!r}")
     schemes = {"fp8-block"} if block else {"fp8-tensor", "fp8-channel"}
+    schemes |= {"fp8-block"} if "weight_block_size" not in settings else set()  # 128 x 128, as in transformers
     schemes |= {"mxfp4"} if experts == "fp4" else set()
     size = (block[0], block[1]) if block else (128, 128)
     hints = Hints(size, bool(block), fp4_experts=experts == "fp4")
@@ -174,72 +181,30 @@ def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
     return _MODELOPT.get(name, frozenset())
 
 
-_MERGED = frozenset({"weight_input", "weight_output"})
-"""Places of compressed-tensors' transforms that stored weights include."""
-
-
-def _places(transforms: Any) -> set[str]:
-    locations = set[str]()
-    for scheme in transforms.values() if isinstance(transforms, dict) else [transforms]:
-        applied = scheme.get("apply") if isinstance(scheme, dict) else None
-        for entry in applied if isinstance(applied, list) else [scheme]:
-            locations.add(str(entry.get("location")) if isinstance(entry, dict) else repr(entry))
-    return locations
-
-
 def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
-    faults: list[str] = []
-    groups = settings.get("config_groups") or {}
-    if not isinstance(groups, dict):
-        faults.append(f"quantization_config.config_groups: expected an object, found {groups!r}")
-        groups = {}
-    schemes, bits, blocks = set[str](), set[int](), set[tuple[int, int]]()
-    for name, group in groups.items():
-        weights = group.get("weights") if isinstance(group, dict) else None
-        if not isinstance(weights, dict):
-            faults.append(f"quantization_config.config_groups.{name}: expected an object with weights")
-            continue
-        kind, width, strategy = weights.get("type", "int"), weights.get("num_bits", 8), weights.get("strategy")
-        size = weights.get("group_size")
-        if kind == "float" and width == 8:
-            block = weights.get("block_structure")
-            if strategy == "block" and _sizes(block) and len(block) == 2:
-                blocks.add((block[0], block[1]))
-            schemes |= {"fp8-block"} if strategy == "block" else {"fp8-tensor", "fp8-channel"}
-            schemes |= {"mxfp8"} if size == 32 else set()
-        elif kind == "float" and width == 4:
-            schemes |= {"mxfp4"} if size == 32 else {"nvfp4"}
-        elif kind == "int" and type(width) is int and 1 <= width <= 8:
-            schemes |= {"int-packed", "int8"} if width == 8 else {"int-packed"}
-            bits.add(width)
-        else:
-            faults.append(
-                f"quantization_config.config_groups.{name}.weights: {width} bits of type {kind!r} are not known"
-            )
-    if len(blocks) > 1:
-        faults.append(f"quantization_config.config_groups: expected one block_structure, found {sorted(blocks)}")
-    hints = Hints(min(blocks), True, frozenset(bits)) if blocks else Hints(bits=frozenset(bits))
-    sparsity = settings.get("sparsity_config") or {}
-    if not isinstance(sparsity, dict) or sparsity.get("format", "dense") != "dense":
-        faults.append("quantization_config.sparsity_config: sparse weights are not implemented")
-    transforms = settings.get("transform_config") or {}
-    places = _places(transforms.get("config_groups") or {}) if isinstance(transforms, dict) else {repr(transforms)}
-    if not places <= _MERGED:
-        unsupported = ", ".join(sorted(places - _MERGED))
-        faults.append(f"quantization_config.transform_config: rotations at run time are not implemented: {unsupported}")
+    schemes, hints, faults = described(settings)
     ignored = _names(settings, "ignore", faults)
-    return QuantisationSettings("compressed-tensors", frozenset(schemes) or None, hints, ignored, faults=tuple(faults))
+    return QuantisationSettings("compressed-tensors", schemes, hints, ignored, faults=tuple(faults))
 
 
 def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
     faults: list[str] = []
-    version = settings.get("checkpoint_format", "gptq")
-    if method == "gptq" and version not in ("gptq", "gptq_v2"):
-        faults.append(f"quantization_config.checkpoint_format: expected gptq or gptq_v2, found {version!r}")
-    if method == "awq" and settings.get("version", "gemm") not in ("gemm", "GEMM"):
-        faults.append(f"quantization_config.version: expected gemm, found {settings['version']!r}")
+    # transformers and GPTQModel write one of the first two, or both.
+    versions = {name: settings.get(name) for name in ("checkpoint_format", "format", "version")}
+    versions |= {"format": "marlin"} if settings.get("is_marlin_format") else {}
+    versions |= {"format": "llm-awq"} if settings.get("backend") == "llm-awq" else {}
+    versions = {name: str(version).lower() for name, version in versions.items() if version is not None}
+    expected = ("gptq", "gptq_v2") if method == "gptq" else ("gemm",)
+    for name, version in versions.items():
+        if version not in expected or version != next(iter(versions.values())):
+            faults.append(f"quantization_config.{name}: expected {' or '.join(expected)}, found {version!r}")
     ignored = _names(settings, "modules_to_not_convert", faults)
-    hints = Hints(zero_plus_one=version != "gptq_v2")
+    size = settings.get("group_size", settings.get("q_group_size"))
+    hints = Hints(
+        zero_plus_one="gptq_v2" not in versions.values(),
+        groups=frozenset([size] if is_sizes([size]) else []),
+        ordered=settings.get("desc_act") is True,
+    )
     return QuantisationSettings(method, frozenset({method}), hints, ignored, faults=tuple(faults))
 
 
@@ -260,10 +225,6 @@ def _of_library(settings: Mapping[str, Any], schemes: frozenset[str] | None, pla
     faults: list[str] = []
     ignored = _names(settings, plain, faults)
     return QuantisationSettings(settings["quant_method"], schemes, ignored=ignored, faults=tuple(faults))
-
-
-def _sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
 
 
 def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[str, ...]:

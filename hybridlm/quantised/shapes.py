@@ -38,6 +38,8 @@ class Hints:
         bits: of packed integers; empty for any.
         zero_plus_one: zero points are stored less one (first GPTQ version).
         fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
+        groups: columns with one scale of integers; empty for any.
+        ordered, zeros: integers have an order of columns, and zero points.
     """
 
     block: tuple[int, int] = (128, 128)
@@ -45,6 +47,9 @@ class Hints:
     bits: frozenset[int] = frozenset()
     zero_plus_one: bool = True
     fp4_experts: bool = False
+    groups: frozenset[int] = frozenset()
+    ordered: bool = False
+    zeros: bool = False
 
 
 class Mismatch(ValueError):
@@ -81,6 +86,8 @@ class Tensors:
         if "scale" not in self.members:
             raise Mismatch(f"{self.members['codes']}: expected a scale beside it, found none")
         codes = self.of("codes").dtype
+        if codes in ("U8", "F8_E4M3") and "zero" in self.members and self.read(self.members["zero"]).any():
+            raise Mismatch(f"{self.members['zero']}: expected zeros, floats have no other zero points")
         if codes == "U8":
             if "global" in self.members:
                 self.expect("scale", {"F8_E4M3"})
@@ -213,6 +220,8 @@ class Tensors:
             "scale", *([[*lead, rows, groups], [*lead, rows]] if math.prod(scale_shape) != 1 else [scale_shape])
         )
         self.expect_groups(columns, groups)
+        if self.hints.zeros and "zero" not in self.members:
+            raise Mismatch(f"{self.members['codes']}: the configuration says zero points, found none")
         if "zero" in self.members and scheme == "int8":
             self.expect("zero", {"I8"})
             self.expect_shape("zero", scale_shape)
@@ -226,8 +235,14 @@ class Tensors:
         if "order" in self.members:
             self.expect("order", {"I32", "I64"})
             self.expect_shape("order", [columns])
-        elif columns % groups:
+            return
+        if columns % groups:
             raise Mismatch(f"{self.members['scale']}: {groups} groups do not divide {columns} columns")
+        if self.hints.ordered and groups > 1:
+            raise Mismatch(f"{self.members['codes']}: the configuration says an order of columns, expected g_idx")
+        cut = next((size for size in self.hints.groups if -(-columns // size) == groups), columns // groups)
+        if columns % cut and columns // groups not in self.hints.groups:
+            raise Mismatch(f"{self.members['scale']}: {groups} groups of {cut} columns do not divide {columns} columns")
 
     def integers_by_input(self) -> QuantisedTensor:
         """Return a weight in the transposed layout of GPTQ or AWQ, by its packing direction."""

@@ -1,7 +1,7 @@
 """jinja2's immutable sandbox: stricter about names, with Hugging Face's functions."""
 
 import json
-from collections.abc import Set
+from collections.abc import Callable, Set
 from datetime import datetime
 from typing import Any
 
@@ -46,13 +46,17 @@ def _sandbox() -> "_Sandbox":
 
 
 class _GenerationTag(jinja2.ext.Extension):
-    """`{% generation %}...{% endgeneration %}` marks the assistant's text; its body is unchanged."""
+    """`{% generation %}...{% endgeneration %}` marks the assistant's text; variables set inside stay inside."""
 
     tags = {"generation"}
 
-    def parse(self, parser: jinja2.parser.Parser) -> list[jinja2.nodes.Node]:
-        next(parser.stream)
-        return parser.parse_statements(("name:endgeneration",), drop_needle=True)
+    def parse(self, parser: jinja2.parser.Parser) -> jinja2.nodes.Node:
+        line = next(parser.stream).lineno
+        body = parser.parse_statements(("name:endgeneration",), drop_needle=True)
+        return jinja2.nodes.CallBlock(self.call_method("_text"), [], [], body).set_lineno(line)
+
+    def _text(self, caller: Callable[[], str]) -> str:
+        return caller()
 
 
 class _Namespace(jinja2.utils.Namespace):

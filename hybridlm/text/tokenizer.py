@@ -191,7 +191,10 @@ class Tokenizer:
     @cached_property
     def _special_ids(self) -> tuple[frozenset[int], frozenset[int]]:
         """Ids of all special tokens, and of those that are no tool markers."""
-        special = {key: token for key, token in self._backend.get_added_tokens_decoder().items() if token.special}
+        added = self._backend.get_added_tokens_decoder()
+        contents = {token.content for token in added.values() if token.special}
+        # The library compares normalised tokens: "<S>" of a normaliser that makes it "<s>" has text.
+        special = {key: token for key, token in added.items() if self._backend.id_to_token(key) in contents}
         tools = {key for key, token in special.items() if any(word in token.content.lower() for word in TOOL_WORDS)}
         return frozenset(special), frozenset(special.keys() - tools)
 

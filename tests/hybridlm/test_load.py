@@ -191,6 +191,24 @@ def test_faulty_end_tokens(copied: pathlib.Path, value: Any) -> None:
         load(copied)
 
 
+@pytest.mark.parametrize(("fields", "named"), [
+    ({"do_sample": True, "temperature": 0.6, "top_k": 20}, ["do_sample True", "temperature 0.6", "top_k 20"]),
+    ({"repetition_penalty": 1.05, "suppress_tokens": [3]}, ["repetition_penalty 1.05", "suppress_tokens [3]"]),
+    ({"forced_bos_token_id": 0, "num_beams": 4, "stop_strings": ["a"]}, ["forced_bos_token_id 0", "num_beams 4"]),
+    ({"temperature": 0.6, "top_p": 0.9}, []),  # without do_sample transformers chooses the likeliest token, too
+    ({"do_sample": False, "repetition_penalty": 1.0, "suppress_tokens": [], "bad_words_ids": None, "pad_token_id": 0,
+      "num_beams": 1, "max_new_tokens": 9, "transformers_version": "5"}, []),
+])  # fmt: skip
+def test_settings_of_generation_config_are_named(
+    copied: pathlib.Path, caplog: pytest.LogCaptureFixture, fields: dict[str, Any], named: list[str]
+) -> None:
+    change(copied / "generation_config.json", **fields)
+    with caplog.at_level("WARNING"):
+        load(copied)
+    messages = [record.getMessage() for record in caplog.records]
+    assert len(messages) == bool(named) and all(name in messages[0] for name in named)
+
+
 def test_progress_is_written_to_standard_error(capfd: pytest.CaptureFixture[str]) -> None:
     load()
     load(progress=False)

@@ -6,7 +6,7 @@ import pytest
 import tokenizers
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from tokenizers import AddedToken, Regex, decoders, models, pre_tokenizers
+from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers
 
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
@@ -153,3 +153,17 @@ def test_tool_markers_can_be_kept() -> None:
     assert tokenizer.decode(ids) == "b"
     assert tokenizer.decode(ids, keep_tool_markers=True) == "<tool_call>b"
     assert tokenizer.decode(ids, skip_special_tokens=False) == "<s><tool_call>b"
+
+
+@pytest.mark.parametrize("keep_tool_markers", [False, True])
+def test_special_tokens_that_a_normaliser_changes(keep_tool_markers: bool) -> None:
+    """`tokenizers` leaves out a token if its normalised form is that of a special one; streams do the same."""
+    backend = tokenizers.Tokenizer(models.WordLevel({"a": 0, "[UNK]": 1}, unk_token="[UNK]"))
+    backend.normalizer = normalizers.Lowercase()
+    for content, special, normalized in (("<D>", True, True), ("<E>", True, False), ("<f>", True, False)):
+        backend.add_tokens([AddedToken(content, special=special, normalized=normalized)])
+    backend.add_tokens([AddedToken("<F>", special=False, normalized=True)])
+    tokenizer, ids = Tokenizer(backend), [0, 2, 3, 0, 4, 5, 0]
+    stream = tokenizer.stream(keep_tool_markers=keep_tool_markers)
+    text = "".join(map(stream.push, ids)) + stream.flush()
+    assert text == backend.decode(ids) == tokenizer.decode(ids, keep_tool_markers=keep_tool_markers) == "a <d> a a"

@@ -288,6 +288,13 @@ def test_templates_that_fail(source: str) -> None:
         ChatTemplate(source).render(CHAT)
 
 
+def test_variables_of_the_assistants_text_stay_inside() -> None:
+    """transformers makes the block a call (`AssistantTracker`)."""
+    source = "{% set a = 1 %}{% for m in messages %}{% generation %}{% set a = a + 1 %}{{ a }}{{ m.content }}"
+    template = ChatTemplate(source + "{{ loop.index }}{% endgeneration %}{{ a }}{% endfor %}")
+    assert template.render([{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]) == "2x112y21"
+
+
 def test_raise_exception_passes_its_message(tokenizer: Tokenizer) -> None:
     with pytest.raises(ChatTemplateError, match="Only text: user"):
         tokenizer.apply_chat_template([{"role": "user", "content": ["a", "b"]}])

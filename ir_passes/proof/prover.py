@@ -12,7 +12,7 @@ from ir_passes.contract.contract import ROW_MAPS, BoundContract
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
-from ir_passes.proof.numbering import Leaf, Number, Numbering
+from ir_passes.proof.numbering import NONE, Leaf, Number, Numbering
 from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Condition, Constant, IndexSum, Iota, Mask, Range, Value
@@ -58,6 +58,7 @@ class Prover:
         sort_keys: order of rows -> number of the sort keys.
         device_varying: mesh axes along which shared values may differ, by `axis_index`.
         devices: number along each mesh axis.
+        program: number of the current walk over the body of a `shard_map`.
         invariance: True if JAX has checked along which axes each value may differ.
         comparisons: equations that compare operands of devices.
         diverging: mesh axes along which devices may take different branches, or numbers of iterations.
@@ -89,6 +90,7 @@ class Prover:
     values: dict[Any, Env] = field(default_factory=dict)
     device_varying: set[str] = field(default_factory=set)
     devices: dict[str, int] = field(default_factory=dict)
+    program: Number = NONE
     invariance: bool = True
     comparisons: list[Any] = field(default_factory=list)
     diverging: frozenset[str] = frozenset()

@@ -222,13 +222,13 @@ def _fixpoint(
     prover = site.prover
     carry = [_initial_carry(site, value, counters.get(k)) for k, value in enumerate(carry)]
     for _ in range(MAX_ROUNDS * len(carry)):
-        forget = prover.mark()
+        forget, varying = prover.mark(), len(prover.device_varying)
         outputs, rest = run_body([value.replace(number=prover.fresh()) for value in carry])
         next_carry = [
             _widened_carry(site, old, carried(new) or _after_iteration(site, new, mark), counters.get(k))
             for k, (old, new) in enumerate(zip(carry, outputs, strict=True))
         ]
-        if next_carry == carry:
+        if next_carry == carry and varying == len(prover.device_varying):
             break
         forget()
         carry = next_carry

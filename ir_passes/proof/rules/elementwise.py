@@ -280,6 +280,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
     label = str(site.params.get("name", ""))
     if site.name == "name" and label.startswith(CROSSING):
         site.prover.assumed.add(Assumption.DECLASSIFIED.statement(label.removeprefix(CROSSING)))
+        site.prover.device_varying.update(site.prover.varying(site.eqn.invars[0]))
         if compares_devices(site.eqn):
             site.prover.comparisons.append(site.eqn)
         return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]

@@ -14,6 +14,8 @@ from ir_passes.proof.values import Value
 _REDUCTIONS = (*DEVICE_SUMS, "pmax", "pmin", "pbroadcast", "reduce_scatter")
 _GATHERS = ("all_gather", "all_gather_invariant")
 _MOVES = (*_GATHERS, "all_to_all", "ppermute")
+_DEVICE_PARTS = ("all_to_all", "ppermute", "reduce_scatter")
+"""Exchanges after which devices hold different parts of shared values."""
 
 
 @rule(
@@ -33,6 +35,8 @@ def collective(site: Site, *operands: Value) -> list[Value]:
         site.report(*refusals.BRANCHED_EXCHANGE(along=", ".join(branched)))
     reduced = mesh.array_axes_of(site.eqn)
     results = []
+    if site.name in _DEVICE_PARTS or site.params.get("axis_index_groups") is not None:
+        site.prover.device_varying.update(axes if any(isinstance(value.owner, Common) for value in operands) else ())
     for value, shape in zip(operands, site.shapes, strict=True):
         owner = without(site, value.owner, reduced)
         remaining_shape = tuple(size for axis, size in enumerate(shape) if axis not in reduced)
@@ -44,6 +48,7 @@ def collective(site: Site, *operands: Value) -> list[Value]:
 def by_counts(site: Site, *operands: Value) -> list[Value]:
     """Refuse lanes in exchanges with run-time counts and partners."""
     owner = site.join(*(value.owner for value in operands))
+    site.prover.device_varying.update(mesh.axes_of(site.eqn))
     if not isinstance(owner, Common):
         owner = site.mixed(*refusals.COUNTED_EXCHANGE)
     return [Value(owner) for _ in site.eqn.outvars]

@@ -24,9 +24,8 @@ def axis_index(site: Site, *_: Value) -> list[Value]:
     """
     axes = mesh.axes_of(site.eqn)
     site.prover.device_varying.update(axes)
-    # one number per program: meshes may have axes of one name with different indices
-    callers = tuple(id(eqn) for eqn in site.prover.callers if eqn.primitive.name == "shard_map")
-    number = site.prover.number(("axis_index", axes, callers))
+    # one number per walk over a shard_map: devices and meshes have different indices
+    number = site.prover.number(("axis_index", axes), site.prover.program)
     bounds = 0, site.prover.devices_along(axes) - 1
     return [Value(COMMON, number, bounds, DeviceOffset(*axes) if len(axes) == 1 else None)]
 
@@ -47,7 +46,7 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
         for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
     ]
     invariance = site.prover.invariance and bool(site.params["check_vma"])
-    with site.prover.given(devices=site.prover.devices | devices, invariance=invariance):
+    with site.prover.given(devices=site.prover.devices | devices, invariance=invariance, program=mark):
         results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
     return [
         _joined_parts(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)

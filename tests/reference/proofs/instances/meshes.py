@@ -79,6 +79,24 @@ def _by_place(operands: Operands, over: Mesh, x: Array) -> Array:
     return operands.one_of(*ways)()
 
 
+def _numbered(operands: Operands, over: Mesh, x: Array) -> Array:
+    """Rows at numbers that may differ between devices, placed and summed."""
+    name, axis, zero = operands.one_of(*over.axis_names), operands.below(x.ndim), jnp.int32(0)
+    size = over.shape[name]
+    ways = (
+        lambda: lax.psum_scatter(jnp.arange(size), name, tiled=True)[0] // size,
+        lambda: lax.all_to_all(jnp.arange(size), name, 0, 0, tiled=True)[0],
+        lambda: lax.ppermute(jnp.int32(1), name, [(0, 1)]),
+        lambda: lax.scan(lambda k, _: (lax.axis_index(name), k), zero, None, length=2)[1][1],
+        lambda: lax.psum(zero + 1, name) - 1,
+    )
+    number = operands.one_of(*ways)() % x.shape[axis]
+    row = lax.dynamic_index_in_dim(x, number, axis)
+    row = lax.psum(row, name) if operands.chance(0.7) else row
+    placed = lax.dynamic_update_index_in_dim(jnp.zeros_like(x), row, number, axis)
+    return lax.psum(placed, name) if operands.chance(0.5) else placed
+
+
 COLLECTIVES: dict[str, Collective] = {
     "psum": lambda o, over, x: lax.psum(x, _names(o, over)),
     "pmax": lambda o, over, x: lax.pmax(x, _names(o, over)),
@@ -89,6 +107,7 @@ COLLECTIVES: dict[str, Collective] = {
     "sent and back": _sent_and_back,
     "reduce_scatter": _scattered,
     "axis_index": _by_place,
+    "number": _numbered,
     "shard_map": lambda o, over, x: o.one_of(x, x * 2, jnp.flip(x, o.below(x.ndim))),
 }
 

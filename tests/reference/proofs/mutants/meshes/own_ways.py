@@ -1,4 +1,4 @@
-"""Devices diverge in branches and loops around a collective."""
+"""Devices diverge around a collective, or number other rows."""
 
 from collections.abc import Callable
 from typing import Any
@@ -13,7 +13,7 @@ from zoo.meshes.sharded_experts import SPECS as EXPERT_SPECS
 from zoo.meshes.sharded_experts import mixed
 from zoo.meshes.sharded_rows import SOURCE, SPLIT, WHOLE, draw_advanced, gathered, here, over, put
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, declassify
 
 ADVANCED = "sharded rows advanced"
 
@@ -69,6 +69,41 @@ def another_devices_choice(pool, slots, x):
     return x, begun
 
 
+def by_scatter(x):
+    return lax.psum_scatter(jnp.arange(2), "data", tiled=True)[0] // 2
+
+
+def by_exchange(x):
+    return lax.all_to_all(jnp.arange(2), "data", 0, 0, tiled=True)[0]
+
+
+def by_permutation(x):
+    return lax.ppermute(jnp.int32(1), "data", [(0, 1)])
+
+
+def by_declassified(x):
+    """Each device declassifies the greatest element of its own channels."""
+    return declassify(jnp.argmax(lax.psum_scatter(x[0, :2], "data", tiled=True) < x[0, :2]), "a test")
+
+
+def _summed_at(row: Any, x: Any) -> Any:
+    """Sum the rows that devices select, and put the sum to each device's row."""
+    return lax.psum(jnp.zeros_like(x).at[row].set(lax.psum(x[row], "data")), "data")
+
+
+def of_previous_turn(x, row):
+    """The row of the next iteration is the device's number."""
+    turn = lambda row, _: (lax.axis_index("data").astype(jnp.int32), _summed_at(row, x))
+    return lax.scan(turn, row, None, length=2)[1][1]
+
+
+def _numbered(id: str, why: str, row: Callable[..., Any]) -> Mutant:
+    step = over(lambda x: _summed_at(row(x), x), P(), P(), check_vma=False)
+    contract = LaneContract(inputs=(Lane(),), outputs=Lane())
+    draw = lambda rng: draw_advanced(rng)[2:3]
+    return wrong(ADVANCED, id, "JAX", why, step, Kind.COLLECTIVE, contract=contract, draw=draw)
+
+
 def draw_choice(rng: np.random.Generator) -> tuple[Any, ...]:
     pool, slots, x, _ = draw_advanced(rng)
     return pool, slots, x
@@ -100,6 +135,14 @@ MUTANTS = (
         ),
         draw=draw_choice,
     ),
+    _numbered("row-by-scatter", "devices sum rows whose numbers they get from a sum in parts", by_scatter),
+    _numbered("row-by-exchange", "devices sum rows whose numbers they exchange", by_exchange),
+    _numbered("row-by-permutation", "devices sum rows whose numbers are sent to some of them", by_permutation),
+    _numbered("row-by-declassified", "devices sum rows whose numbers they declassify", by_declassified),
+    wrong(ADVANCED, "row-of-previous-turn", "JAX", "devices sum rows whose numbers they carry from the last iteration",
+          over(of_previous_turn, P(), P(), P(), check_vma=False), Kind.COLLECTIVE,
+          contract=LaneContract(inputs=(Lane(), Shared()), outputs=Lane()),
+          draw=lambda rng: (draw_advanced(rng)[2], np.int32(0))),
     _apart("order-by-device", "Atlas#101", "the first device calls its collectives in another order than the others",
            first_device_first),
     _apart("idle-device-skips", "vLLM#41862", "a device without active lanes skips a collective", idle_device_skips,

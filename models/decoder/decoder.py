@@ -206,14 +206,19 @@ class Branch(nnx.Module):
         mixes = self.block is not None and self.block.mixes
         self.mix = SourceMix(config.hidden_size, config.eps, rngs) if mixes else None
 
-    def __call__(self, x: Stream, info: LaneInfo, state: Any) -> tuple[Stream, Any]:
+    def __call__(
+        self, x: Stream, info: LaneInfo, state: Any, added: Activations | None = None
+    ) -> tuple[Stream, Activations | None, Any]:
+        """Return stream, a further output to add to it, and state; `added` is the previous branch's output."""
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
+            terms = (x,) if added is None else (x, added)
+            x = sum(terms[1:], x)
             inputs, weights = x, None
             if self.block is not None:
                 inputs = x[:, :, -1] if self.mix is None else self.mix(x)
             if self.norm is not None:
-                inputs = self.norm(inputs)
+                inputs = self.norm(inputs, terms if self.block is None else ())
             if self.connection is not None:
                 inputs, weights = self.connection.split(x)
             y, state = self.inner(inputs, info, state)
@@ -225,7 +230,7 @@ class Branch(nnx.Module):
             if self.normed is not None:
                 x = self._rounded(inputs, self.normed.stream)
             y = self._rounded(y, self.multiplier)
-            return (x + y if self.block is None else self._joined(x, y)), state
+            return (x, y, state) if self.block is None else (self._joined(x, y), None, state)
 
     def _joined(self, x: Stream, y: Activations) -> Stream:
         """Append a source to a stream, or add to the last."""
@@ -247,11 +252,13 @@ class Layer(nnx.Module):
 
     def __call__(self, x: Stream, info: LaneInfo, state: tuple, inline: bool = False) -> tuple[Stream, tuple]:
         """Return stream and state after the layer; `inline` traces no shared bodies."""
-        states = []
+        states, added = [], None
         for branch, old in zip(self.branches, state, strict=True):
-            x, new = branch(x, info, old) if inline else traced_once(branch, "__call__", x, info, old)
+            operands = x, info, old, added
+            x, added, new = branch(*operands) if inline else traced_once(branch, "__call__", *operands)
             states.append(new)
-        return x, tuple(states)
+        with jax.named_scope(type(self.branches[-1].inner).__name__):
+            return x if added is None else x + added, tuple(states)
 
     def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
         entries = zip(self.branches, pending, state, strict=True)

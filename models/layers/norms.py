@@ -1,5 +1,6 @@
 """RMS norm, computed in float32, and RMS norm with a learned gate."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import jax
@@ -11,6 +12,8 @@ from jaxtyping import Float32
 from models.layers.initial import matrix, parameter
 from models.ops.float32 import silu
 from models.ops.linear import linear
+from models.ops.rms_norm_gpu import KERNEL
+from models.ops.rms_norm_gpu import rms_norm as rms_norm_gpu
 from models.sharding.devices import SINGLE_DEVICE, Devices, mean_over_group
 from models.sharding.sharded_dim import ShardedDim
 from models.state.shapes import over_last
@@ -66,7 +69,16 @@ class RMSNorm(nnx.Module):
         self.devices = devices
         self.group_devices = devices.model if sharded else 1
 
-    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
+    def __call__(
+        self, x: Float32[Array, "*rows size"], terms: Sequence[Float32[Array, "*rows size"]] = ()
+    ) -> Float32[Array, "*rows size"]:
+        """Norm the last dimension.
+
+        Args:
+            terms: of a residual stream, with the sum x, which a kernel adds itself.
+        """
+        if terms and KERNEL.chosen(self.devices, x):
+            return rms_norm_gpu(terms, self.weight[...], self.eps, self.offset, interpret=self.devices.interpret)
         return rms_norm(x, self.weight[...] + self.offset, self.eps, self.devices, self.group_devices)
 
 
@@ -85,8 +97,10 @@ class GatedRMSNorm(RMSNorm):
         self.gate_in, self.gate_out = matrix(rngs, GATE_WIDTH, size), matrix(rngs, size, GATE_WIDTH)
         self.factor = factor
 
-    def __call__(self, x: Float32[Array, "*rows size"]) -> Float32[Array, "*rows size"]:
-        normed = super().__call__(x)
+    def __call__(
+        self, x: Float32[Array, "*rows size"], terms: Sequence[Float32[Array, "*rows size"]] = ()
+    ) -> Float32[Array, "*rows size"]:
+        normed = super().__call__(x, terms)
         inner = silu(linear(normed, self.gate_in[...], self.devices))
         return normed * (self.factor * jax.nn.sigmoid(linear(inner, self.gate_out[...], self.devices)))
 
@@ -107,5 +121,5 @@ class NormConfig:
 
     def build(self, size: int, rngs: nnx.Rngs, devices: Devices = SINGLE_DEVICE) -> RMSNorm:
         if self.gate is None:
-            return RMSNorm(size, self.eps, self.offset)
+            return RMSNorm(size, self.eps, self.offset, devices=devices)
         return GatedRMSNorm(size, self.eps, self.gate, rngs, self.offset, devices)

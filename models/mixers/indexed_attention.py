@@ -108,7 +108,7 @@ class IndexedAttention(Attention):
         c, devices = self.indexer, self.config.devices
         query, key, value = heads
         pages = own_pages(len(x), len(state.key)) if info.pages is None else info.pages
-        cache = append(KVCache(state.key, state.value), key, value, positions, info.valid, pages)
+        cache = append(KVCache(state.key, state.value), key, value, positions, info.valid, pages, devices.platform)
         assert cache.value is not None
         projected = linear(x, self.index_proj[...], devices).reshape((*x.shape[:2], c.index_heads + 1, c.index_size))
         index_query, index_key = projected[:, :, :-1], widened(projected[:, :, -1:], state.index.shape[3])

@@ -3,6 +3,7 @@
 from functools import partial
 from typing import NamedTuple
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
@@ -49,11 +50,19 @@ def append(
     positions: Int32[Array, "lane token"],
     valid: Array,
     pages: Pages,
+    platform: str = "cpu",
 ) -> KVCache:
     """Write keys and values `[lane, token, kv_head, size]` of real tokens to their pages."""
+    if platform == "gpu" and valid.size == 1:
+        # For one token XLA has four operations, for a token and padding two.
+        key, value, positions, valid = jax.tree.map(_with_padding, (key, value, positions, valid))
     places = token_places(pages, positions, valid, cache.key.shape[0])
     values = None if value is None or cache.value is None else put_tokens(cache.value, places, _as(cache.value, value))
     return KVCache(put_tokens(cache.key, places, _as(cache.key, key)), values)
+
+
+def _with_padding(x: Array) -> Array:
+    return jnp.pad(x, [(0, 0), (0, 1), *[(0, 0)] * (x.ndim - 2)])
 
 
 def _as(pool: Array, new: Array) -> Array:
@@ -195,6 +204,6 @@ def _append_and_attend(
 ) -> tuple[Float32[Array, "lane token head size"], KVCache]:
     token = jnp.arange(inputs.query.shape[1], dtype=jnp.int32)[None]
     positions, valid = inputs.positions[:, None] + token, token < inputs.lengths[:, None]
-    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.pages)
+    cache = append(KVCache(*inputs.caches), inputs.key, inputs.value, positions, valid, inputs.pages, devices.platform)
     operands = inputs.query, cache, positions, valid, blocks
     return attend(*operands, value_size, devices, pages=inputs.pages, window=window), cache

@@ -31,7 +31,7 @@ MIN_INSTANCES = 256
 """Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
-MAX_FUSED_PARTS = 16
+MAX_FUSED_PARTS = 64
 """Parts that are summed element by element."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""

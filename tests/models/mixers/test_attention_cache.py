@@ -44,6 +44,18 @@ def test_append_writes_real_tokens_only() -> None:
     np.testing.assert_array_equal(np.asarray(new.value)[1, :, 0], value[0, 0])
 
 
+@pytest.mark.parametrize(("position", "valid"), [(0, True), (KV_BLOCK + 3, True), (0, False), (2 * KV_BLOCK, True)])
+def test_one_token_is_written_alike_on_a_gpu(position: int, valid: bool) -> None:
+    """Beside padding, which has no page, as a token after the table."""
+    cache, pages = cache_of(1, 2, jnp.nan)
+    new = np.full((1, 1, KV_HEADS, SIZE), 3.0, np.float32), np.full((1, 1, KV_HEADS, VALUE), 4.0, np.float32)
+    operands = cache, *new, np.array([[position]], np.int32), np.array([[valid]]), pages
+    result, expected = (jax.jit(partial(append, platform=platform))(*operands) for platform in ("gpu", "cpu"))
+    for array, other in zip(result, expected, strict=True):
+        np.testing.assert_array_equal(array, other)
+        assert np.isfinite(array).any() == (valid and position < 2 * KV_BLOCK)
+
+
 def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
     assert [turn_blocks(n, "gpu", 64) for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 4, 4, 4, 4]
     assert [turn_blocks(256, "gpu", heads) for heads in (1, 2, 8, 15, 16, 32, 63, 64)] == [

@@ -18,7 +18,7 @@ from ir_passes.targets.kernel_limits import kernel_resources
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
-from models.mixers.kv_cache import KVCache, attend
+from models.mixers.kv_cache import KVCache, append, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROUNDED_ROWS, matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
@@ -28,6 +28,7 @@ from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
+from models.ops.rms_norm_gpu import rms_norm
 from models.sharding.devices import Devices
 from models.state.pages import KV_BLOCK
 from models.state.shapes import LaneInfo
@@ -279,6 +280,26 @@ def test_small_operations_are_few() -> None:
     weight = array(experts, 256, 512, dtype=BF16)
     operands = array(rows, 512), weight, array(rows, dtype=I32)
     assert compiled(partial(expert_dot, devices=GPU), *operands)[1].count <= 6
+
+
+def test_one_lane_has_as_many_operations_as_several() -> None:
+    """XLA splits the write of one token in four operations, and the norm of one row in two."""
+    size, count = 256, {}
+
+    def normed(x: Any, y: Any, weight: Any) -> Any:
+        return rms_norm((x, y), weight, 1e-6, 1.0, interpret=False)
+
+    def write(key: Any, value: Any, keys: Any, values: Any, index: Any, valid: Any, pages: Any) -> Any:
+        return append(KVCache(keys, values), key, value, index, valid, pages, "gpu")
+
+    for lanes in (1, 2):
+        cache, pages = paged(2, 2, 512, size)
+        token, mask = array(lanes, 1, dtype=I32), array(lanes, 1, dtype=jnp.bool_)
+        new, x = array(lanes, 1, 2, size), array(lanes, 1, 2048)
+        rows = new, new, cache, cache, token, mask, array(lanes, *pages.shape[1:], dtype=I32)
+        (_, norms), (_, writes) = compiled(normed, x, x, array(2048)), compiled(write, *rows, donated=(2, 3))
+        count[lanes] = norms.count, writes.count
+    assert count[1] == count[2] == (1, 2)
 
 
 def test_a_convolution_of_one_token_reads_its_window_once() -> None:

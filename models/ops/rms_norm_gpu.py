@@ -1,0 +1,89 @@
+"""GPU kernel: RMS norm of a residual stream, or of a sum that XLA need not write.
+
+`models.layers.norms` defines it. XLA has two operations for the norm of one row. One program instance has one row.
+"""
+
+from collections.abc import Sequence
+from functools import partial
+from typing import Any
+
+import jax.numpy as jnp
+from jax import Array, lax
+from jaxtyping import Float32
+
+from models.ops.gpu_call import gpu_call
+from models.ops.kernel_products import MIN_ROWS
+from models.ops.kernels import Kernel, result_like
+from models.sharding.varying import varying_like
+
+MAX_ROWS = 128
+"""Rows of a decode step; XLA fuses the norms of prompts with other operations."""
+MAX_TURN = 4096
+"""Maximum numbers of a row in one iteration."""
+
+
+def unsupported(x: Any) -> str | None:
+    size, rows = x.shape[-1], x.size // x.shape[-1]
+    if rows > MAX_ROWS:
+        return f"{rows} rows: expected at most {MAX_ROWS}"
+    return f"rows of {size}: expected a multiple of {MIN_ROWS}" if size % MIN_ROWS else None
+
+
+KERNEL = Kernel("rms_norm_kernel", ("gpu",), unsupported)
+
+
+def rms_norm_kernel(*refs: Any, turn: int, eps: float, offset: float) -> None:
+    """Norm the sum of some rows.
+
+    Args:
+        refs: the terms of the sum, the weight and the result, [size] each.
+        turn: numbers of an iteration.
+        offset: added to the weight.
+    """
+    from jax.experimental import pallas as pl  # takes a while to import
+
+    *terms, weight, out = refs
+    (size,) = out.shape
+
+    def total(part: Any) -> Array:
+        rows = [term[part] for term in terms]
+        return sum(rows[1:], rows[0])
+
+    def add(number: Any, squares: Array) -> Array:
+        row = total(pl.ds(number * turn, turn))
+        return squares + row * row
+
+    squares = lax.fori_loop(0, size // turn, add, jnp.zeros((turn,), jnp.float32))
+    factor = lax.rsqrt(jnp.sum(squares) / size + eps)
+
+    def write(number: Any, carry: None) -> None:
+        part = pl.ds(number * turn, turn)
+        out[part] = total(part) * factor * (weight[part] + offset)
+
+    lax.fori_loop(0, size // turn, write, None)
+
+
+def rms_norm(
+    terms: Sequence[Float32[Array, "*rows size"]],
+    weight: Float32[Array, "size"],
+    eps: float,
+    offset: float,
+    *,
+    interpret: bool,
+) -> Float32[Array, "*rows size"]:
+    """Return the norm of a sum's rows; the weight is stored minus `offset`."""
+    from jax.experimental import pallas as pl
+
+    size, shape = len(weight), terms[0].shape
+    marked = varying_like([*terms, weight], *terms, weight)
+    rows, weight = [term.reshape((-1, size)) for term in marked[:-1]], marked[-1]
+    row = pl.BlockSpec((pl.Squeezed(), size), lambda row: (row, 0))
+    # Shared operands get a leading axis like operands of lanes, for the proof.
+    shared = pl.BlockSpec((pl.Squeezed(), size), lambda row: (0, 0))
+    kernel = partial(rms_norm_kernel, turn=min(size & -size, MAX_TURN), eps=eps, offset=offset)
+    return gpu_call(
+        kernel,
+        pl.GridSpec(grid=(len(rows[0]),), in_specs=[*[row] * len(rows), shared], out_specs=row),
+        result_like(rows[0].shape, jnp.float32, rows[0]),
+        interpret=interpret,
+    )(*rows, weight[None]).reshape(shape)

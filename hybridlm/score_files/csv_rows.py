@@ -9,7 +9,7 @@ from typing import Any, BinaryIO
 
 from hybridlm.files.json_lines import dump
 from hybridlm.score_files.jsonl import json_value, lines_of, write_compressed
-from hybridlm.score_files.lines import BYTE_ORDER_MARK, MAX_RECORD_BYTES, content_end, open_lines, read_line
+from hybridlm.score_files.lines import BYTE_ORDER_MARK, LINE_ENDS, MAX_RECORD_BYTES, content_end, open_lines, read_line
 from hybridlm.score_files.rows import (
     START,
     Columns,
@@ -36,6 +36,7 @@ def open_csv(path: Path, reader: RowReader) -> TextSource:
     # Python's limit, for all readers of the process, is 131,072 characters.
     csv.field_size_limit(max(csv.field_size_limit(), MAX_RECORD_BYTES))
     names, first = next(_records(path, end, START), ([], START))
+    end = content_end(path, LINE_ENDS) if len(names) == 1 else end
     try:
         columns = reader.columns(names)
     except ValueError as error:

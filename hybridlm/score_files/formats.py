@@ -11,7 +11,7 @@ from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 from hybridlm.score_files.csv_rows import csv_target, open_csv
 from hybridlm.score_files.jsonl import json_target, open_json_lines
-from hybridlm.score_files.lines import open_text_lines
+from hybridlm.score_files.lines import LINE_ENDS, open_text_lines
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource, text_reader
 
@@ -79,7 +79,7 @@ def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, .
         return open_csv(path, text_reader(fields))
     if names := [name for name in fields if name is not None]:
         raise ValueError(f"{path}: lines of text have no field {names[0]!r}; give .jsonl, .csv or .parquet")
-    return open_text_lines(path)
+    return open_text_lines(path, blanks=LINE_ENDS)
 
 
 def target_for(path: Path) -> Callable[[IdKinds, Columns], ScoreTarget]:

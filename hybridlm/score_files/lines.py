@@ -32,12 +32,15 @@ def open_lines(path: Path) -> Iterator[BinaryIO]:
         ) from error
 
 
-def content_end(path: Path) -> int:
-    """Return the offset after the last byte other than white space or a byte-order mark."""
+LINE_ENDS = b"\r\n"
+
+
+def content_end(path: Path, blanks: bytes | None = None) -> int:
+    """Return the offset after the last byte other than `blanks` (None: white space) or a byte-order mark."""
     offset = end = 0
     with open_lines(path) as file:
         while block := file.read(BLOCK_BYTES):
-            content = block.rstrip()
+            content = block.rstrip(blanks)
             if content and not (offset == 0 and content == BYTE_ORDER_MARK):
                 end = offset + len(content)
             offset += len(block)
@@ -68,13 +71,15 @@ def text_row(number: int, line: bytes) -> InputRow:
         return InputRow(number, None, "", None, len(line), f"expected UTF-8: {error}")
 
 
-def open_text_lines(path: Path, row: Callable[[int, bytes], InputRow] = text_row, id_name: str = "id") -> TextSource:
-    """Open a file with a row on each line, except blank lines at its end.
+def open_text_lines(
+    path: Path, row: Callable[[int, bytes], InputRow] = text_row, id_name: str = "id", blanks: bytes | None = None
+) -> TextSource:
+    """Open a file with a row on each line, except lines of `blanks` (None: white space) at its end.
 
     Args:
         row: (number, line) -> row, by default its text, with a fault for another encoding.
     """
-    return TextSource(path, "line", partial(_rows, path, content_end(path), row), id_name)
+    return TextSource(path, "line", partial(_rows, path, content_end(path, blanks), row), id_name)
 
 
 def _rows(path: Path, end: int, row: Callable[[int, bytes], InputRow], start: Mark) -> Iterator[tuple[InputRow, Mark]]:
@@ -87,4 +92,4 @@ def _rows(path: Path, end: int, row: Callable[[int, bytes], InputRow], start: Ma
             number, offset = number + 1, offset + len(line)
             if number == 1:
                 line = line.removeprefix(BYTE_ORDER_MARK)
-            yield row(number, line.rstrip(b"\r\n")), Mark(number, offset)
+            yield row(number, line.rstrip(LINE_ENDS)), Mark(number, offset)

@@ -220,8 +220,11 @@ BAD = {
     "parallel_tool_calls: is supported only with the value true; tools[0]: expected": line(
         "ptc", CHAT, messages=[], tools=[{"type": "code"}], parallel_tool_calls=False
     ),
-    "tools: the chat template of this checkpoint does not show them": line(
+    "tools: the chat template does not read this; it reads": line(
         "nt", CHAT, messages=[{"role": "user", "content": "hi"}], tools=[{"type": "function", "function": {}}]
+    ),
+    "documents: is [{'title': 'a'}], and [] in chat_template_kwargs; give one of them": line(
+        "doc", CHAT, messages=[], documents=[{"title": "a"}], chat_template_kwargs={"documents": []}
     ),
     "stream: is supported only with the value false, got true": line("s", prompt="x", stream=True),
     "max_tokens: 0 only makes sense with echo": line("m", prompt="x", max_tokens=0),
@@ -236,7 +239,7 @@ BAD = {
         "l2", CHAT, messages=[], logprobs=2, echo=True
     ),
     "logprobs: expected a whole number in 0..": line("l3", prompt="x", logprobs=True),
-    "temperature: expected a number of at least 0": line("h", prompt="x", temperature=-1),
+    "temperature: expected 0 (greedy), or a number in ": line("h", prompt="x", temperature=-1),
     "stop: expected a string or a list of strings": line("stop", prompt="x", stop=[5]),
     "prompt: expected a string, a list of strings": line("p", prompt=[]),
     "prompt: expected a string, a list of strings, ": line("p2", prompt=["x", [5]]),

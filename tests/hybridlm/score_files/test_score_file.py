@@ -133,6 +133,12 @@ def test_ends_of_files_and_lines(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     assert [row["token_ids"] for row in rows] == [[97], list(text.encode())]
     (tmp_path / "in.jsonl").write_bytes(b'{"text": "a"}\n{"text": "b"}')
     assert run_toy(TOY, tmp_path / "in.jsonl", tmp_path / "out.jsonl").texts == 2
+    # White space is a text: only line ends are no row.
+    for name, names in (("in.txt", ""), ("in.csv", "text\n")):
+        (tmp_path / name).write_text(f"{names}a\n  \nb\n\t\n \n\r\n\n")
+        assert run_toy(TOY, tmp_path / name, tmp_path / "out.jsonl").texts == 5
+        rows = [json.loads(row)["token_ids"] for row in (tmp_path / "out.jsonl").read_text().splitlines()]
+        assert rows == [[97], [32, 32], [98], [9], [32]]
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf\n"])

@@ -189,8 +189,9 @@ def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
 
 def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
     faults: list[str] = []
-    # transformers and GPTQModel write one of the first two, or both.
-    versions = {name: settings.get(name) for name in ("checkpoint_format", "format", "version")}
+    # transformers and GPTQModel write one of these names or several.
+    names = ("checkpoint_format", "format", *(["version"] if method == "awq" else []))
+    versions = {name: settings.get(name) for name in names}
     versions |= {"format": "marlin"} if settings.get("is_marlin_format") else {}
     versions |= {"format": "llm-awq"} if settings.get("backend") == "llm-awq" else {}
     versions = {name: str(version).lower() for name, version in versions.items() if version is not None}
@@ -199,21 +200,23 @@ def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
         if version not in expected or version != next(iter(versions.values())):
             faults.append(f"quantization_config.{name}: expected {' or '.join(expected)}, found {version!r}")
     ignored = _names(settings, "modules_to_not_convert", faults)
-    size = settings.get("group_size", settings.get("q_group_size"))
-    hints = Hints(
-        zero_plus_one="gptq_v2" not in versions.values(),
-        groups=frozenset([size] if is_sizes([size]) else []),
-        ordered=settings.get("desc_act") is True,
+    hints = replace(
+        _groups(settings), zero_plus_one="gptq_v2" not in versions.values(), ordered=settings.get("desc_act") is True
     )
     return QuantisationSettings(method, frozenset({method}), hints, ignored, faults=tuple(faults))
+
+
+def _groups(settings: Mapping[str, Any]) -> Hints:
+    size = settings.get("group_size", settings.get("q_group_size"))
+    return Hints(groups=frozenset([size] if is_sizes([size]) else []))
 
 
 def _auto_round(settings: Mapping[str, Any]) -> QuantisationSettings:
     packing = str(settings.get("packing_format", ""))
     if packing.endswith("auto_awq"):
-        return QuantisationSettings("auto-round", frozenset({"awq"}))
+        return QuantisationSettings("auto-round", frozenset({"awq"}), _groups(settings))
     if packing.endswith("auto_gptq"):
-        return QuantisationSettings("auto-round", frozenset({"gptq"}))
+        return QuantisationSettings("auto-round", frozenset({"gptq"}), _groups(settings))
     if packing == "llm_compressor":
         return QuantisationSettings("auto-round", None)
     expected = "auto_round:auto_gptq, auto_round:auto_awq or llm_compressor"

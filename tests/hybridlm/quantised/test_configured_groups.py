@@ -141,6 +141,7 @@ def cut(weight: np.ndarray, form: str) -> Quantised:
 
 @pytest.mark.parametrize(("form", "config"), [
     ("gptq", {"quant_method": "gptq", "group_size": 48}),
+    ("gptq", {"quant_method": "auto-round", "packing_format": "auto_round:auto_gptq", "group_size": 48}),
     ("int-packed", config_group(**INTEGERS | {"group_size": 48})),
     ("int8", config_group(**INTEGERS | {"group_size": 48, "num_bits": 8})),
 ])  # fmt: skip

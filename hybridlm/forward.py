@@ -210,7 +210,7 @@ def naming_second_derivatives() -> Iterator[None]:
         yield
     except ValueError as error:
         if "FFI call" in str(error):
-            error.add_note("second derivatives of lm.forward: take jax.grad of jax.jvp, not jax.jvp or grad of jax.grad")
+            error.add_note("second derivatives of lm.forward: take jax.grad of jax.jvp, not derivatives of jax.grad")
         raise
 
 

@@ -6,8 +6,7 @@ chunks.
 More than 300 lines: the pass, its plan and the checks of its arguments.
 """
 
-from collections.abc import Collection, Iterator, Mapping, Sequence, Sized
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -201,17 +200,6 @@ def in_order(params: Mapping[str, Parameter], expected: Mapping[str, Parameter])
     if faults := [name for name, value in plain.items() if str(getattr(value, "dtype", type(value))) not in FLOATS]:
         raise TypeError(f"params: expected arrays of {', '.join(FLOATS)}, got others for {', '.join(faults)}")
     return tuple(params[name] for name in expected)
-
-
-@contextmanager
-def naming_second_derivatives() -> Iterator[None]:
-    """Add advice to JAX's error for a kernel in a loop, whose derivative it forgets after the first."""
-    try:
-        yield
-    except ValueError as error:
-        if "FFI call" in str(error):
-            error.add_note("second derivatives of lm.forward: take jax.grad of jax.jvp, not derivatives of jax.grad")
-        raise
 
 
 class ForwardSharding(NamedTuple):
@@ -490,7 +478,7 @@ def forward(
     )  # fmt: skip
     layers = None if state is None else state.layers
     operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
-    with use_cache(engine.programs.cache), fixed_settings(), naming_second_derivatives():
+    with use_cache(engine.programs.cache), fixed_settings():
         logprobs, logits, hidden_states, layers = run(*operands)
     final_state = SequenceState(start + count, layers) if return_states else None
     logprobs = logprobs[:, :-1] if has_tokens else None

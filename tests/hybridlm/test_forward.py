@@ -184,7 +184,7 @@ def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) ->
 
 @pytest.mark.long
 def test_second_derivatives_are_gradients_of_jvp(text_lm: hybridlm.LM) -> None:
-    """JAX forgets the derivatives of a kernel in a loop after the first: the error says what to take instead."""
+    """JAX forgets the derivative of a kernel in a loop after `jax.grad`, and refuses `jax.jvp` of it."""
     embeddings = text_lm.forward(TOKENS).hidden_states[0]
     move = np.random.default_rng(0).normal(size=embeddings.shape).astype(np.float32) / 100
 
@@ -194,10 +194,6 @@ def test_second_derivatives_are_gradients_of_jvp(text_lm: hybridlm.LM) -> None:
     product = jax.grad(lambda x: jax.jvp(loss, (x,), (move,))[1])(embeddings)
     difference = (jax.grad(loss)(embeddings + move / 2) - jax.grad(loss)(embeddings - move / 2)).block_until_ready()
     np.testing.assert_allclose(product, difference, atol=0.02 * np.abs(difference).max())
-    try:
-        jax.jvp(jax.grad(loss), (embeddings,), (move,))
-    except ValueError as error:
-        assert any("take jax.grad of jax.jvp" in note for note in error.__notes__)
 
 
 @pytest.mark.slow

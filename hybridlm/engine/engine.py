@@ -78,7 +78,6 @@ class Engine:
         page_limit: most pages of a pool on each device.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
         checked: check the holders of all rows after every step.
-        finished: takes the results of finished texts of a file.
         after_step: test hook, called with rows and owners.
     """
 
@@ -117,7 +116,7 @@ class Engine:
         }  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
-        self.finished: FinishedTexts | None = None
+        self._of_thread = threading.local()
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.rows = max(self.lanes, self._min_rows)
         self.prefill_sizes = self.buckets(self.prefill_lanes)
@@ -132,6 +131,15 @@ class Engine:
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
+
+    @property
+    def finished(self) -> FinishedTexts | None:
+        """Results of finished texts of this thread's file; calls of other threads are not of the file."""
+        return getattr(self._of_thread, "finished", None)
+
+    @finished.setter
+    def finished(self, finished: FinishedTexts | None) -> None:
+        self._of_thread.finished = finished
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.

@@ -182,6 +182,20 @@ def test_every_mode_by_parameters_embeddings_and_states(text_lm: hybridlm.LM) ->
     assert float(linear(*moves)) == pytest.approx(slope, rel=1e-3) and float(value) == float(loss(*operands))
 
 
+@pytest.mark.long
+def test_second_derivatives_are_gradients_of_jvp(text_lm: hybridlm.LM) -> None:
+    """JAX forgets the derivative of a kernel in a loop after `jax.grad`, and refuses `jax.jvp` of it."""
+    embeddings = text_lm.forward(TOKENS).hidden_states[0]
+    move = np.random.default_rng(0).normal(size=embeddings.shape).astype(np.float32) / 100
+
+    def loss(embeddings: Any) -> Any:
+        return text_lm.forward(TOKENS, embeddings=embeddings, logits=False).logprobs.sum()
+
+    product = jax.grad(lambda x: jax.jvp(loss, (x,), (move,))[1])(embeddings)
+    difference = (jax.grad(loss)(embeddings + move / 2) - jax.grad(loss)(embeddings - move / 2)).block_until_ready()
+    np.testing.assert_allclose(product, difference, atol=0.02 * np.abs(difference).max())
+
+
 @pytest.mark.slow
 def test_mapped_and_sharded(text_lm: hybridlm.LM) -> None:
     """Values only; a long test checks gradients through `vmap` and `shard_map`."""

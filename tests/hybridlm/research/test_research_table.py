@@ -3,9 +3,12 @@
 from pathlib import Path
 
 import jax
+import numpy as np
+import pytest
 from random_checkpoint import FAMILIES
 from tiny_variants import variant
 
+from hybridlm import Captured, Intervention
 from hybridlm.pictures import _recurrent
 from hybridlm.steps.edit import EDITED
 from models import family_of
@@ -36,3 +39,22 @@ def row(name: str) -> str:
 def test_the_page_lists_the_parts_of_each_model() -> None:
     table = [HEAD, "|---|" + "---|" * 6, *(row(name) for name in FAMILIES)]
     assert "\n".join(table) in PAGE, "\n".join(["expected in docs/research.md:", *table])
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+def test_every_read_state_is_put_back(name: str) -> None:
+    """By the names of its layer and array, also inside a shared block of Zamba2."""
+    text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
+    family = family_of(text)
+    arrays = family.abstract(family.read_config(text)).state_arrays()
+    sites = {
+        f"layers{jax.tree_util.keystr(path)}": (path[0].idx, path[-1].name)
+        for path, array in jax.tree_util.tree_leaves_with_path(arrays)
+        if array.role in EDITED
+    }
+    states = {site: np.full((1, 2), number) for number, site in enumerate(sites)}
+    captured = Captured(np.array([5]), {}, states)
+    changes = Intervention.patch(captured, 5)
+    assert [(change.layer, change.array) for change in changes] == list(sites.values())
+    for (layer, array), expected in zip(sites.values(), states.values(), strict=True):
+        assert captured.state(layer, array) is expected

@@ -2,6 +2,7 @@
 
 import os
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -142,3 +143,18 @@ def test_a_killed_process_loses_no_finished_text(text_lm: hybridlm.LM, texts: Pa
     kill_after_nine_texts(text_lm.path, texts, output, "score_file")
     report = text_lm.score_file(texts, output)
     assert output.read_bytes() == path.read_bytes() and 0 < report.step_tokens < 0.9 * report.tokens
+
+
+def test_a_call_of_another_thread_is_no_part_of_the_file(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """It took results of the file's texts for its own, and left its own to the file."""
+    first, other = [5, 9, 14, 3, 20, 7], [8, 4, 31, 6, 40, 11]
+    expected = [text_lm.score([text])[0].logprobs[1:].tolist() for text in (first, other)]
+    model, earlier = text_lm.text_model, FinishedTexts(tmp_path, 1)
+    with model.keeping(earlier):
+        text_lm.score([first])
+    earlier.flush()
+    resumed = FinishedTexts(tmp_path, 1)
+    with model.keeping(resumed), ThreadPoolExecutor(1) as thread:
+        assert thread.submit(text_lm.score, [other]).result()[0].logprobs[1:].tolist() == expected[1]
+        assert text_lm.score([first])[0].logprobs[1:].tolist() == expected[0]
+    assert resumed.begin_call() == 1

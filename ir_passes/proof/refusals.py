@@ -311,9 +311,9 @@ POOL_NOT_PUT_TOGETHER = RefusalText(
 
 # kernels
 UNINITIALIZED = RefusalText(
-    "a kernel's memory reaches this before anything is written to it; it holds what was there, as another lane's",
-    "write all of a block or of scratch before it is read or handed out; where a kernel keeps what was in a result's "
-    "memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
+    "memory reaches this before anything is written to it; it holds what was there, as another lane's",
+    "use jnp.zeros; write all of a kernel's block or scratch before it is read or handed out; where a kernel keeps "
+    "what was in a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
     ViolationKind.UNINITIALIZED,
 )
 FOREIGN_MEMORY = RefusalText(

@@ -8,7 +8,7 @@ from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
 
 
-@rule("uninitialized", reads="dtype shape")
+@rule("uninitialized", "empty", reads="dtype shape", ignores="out_sharding")
 def uninitialized(site: Site) -> list[Value]:
     """Refuse uninitialised memory: it may hold data of any lane."""
     return [Value(site.mixed(*refusals.UNINITIALIZED))]

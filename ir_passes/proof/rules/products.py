@@ -58,6 +58,8 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
     if isinstance(x.owner, Mixed):
         return [Value(x.owner)]
     if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
+        if not isinstance(x.owner, Common):
+            site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = None

@@ -254,6 +254,6 @@ def iota(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON, number, (0, max(0, site.shape[axis] - 1)), Iota(axis))]
 
 
-@rule("empty", "empty2", "create_token", ignores="dtype memory_space out_sharding shape")
+@rule("empty2", "create_token", ignores="dtype memory_space shape")
 def empty(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON) for _ in site.eqn.outvars]

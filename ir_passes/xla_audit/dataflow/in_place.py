@@ -73,6 +73,9 @@ def in_place_hazards(executable: Executable, live: LiveValues) -> Iterator[Hazar
         shared = list(_shared(instruction, live))
         if not shared:
             continue
+        for operand, index in shared:  # elements of another width are at other bytes
+            if module.instructions[instruction.operands[operand]].array.bits != instruction.arrays[index].bits:
+                yield Hazard(instruction, operand, index, instruction)
         if instruction.opcode == "fusion":
             fused = module.computations[instruction.called[0]]
             for operand, index in shared:

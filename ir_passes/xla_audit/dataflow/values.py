@@ -116,6 +116,11 @@ class _Flow:
         results = self._walk(main, bound)
         for value in results.values():
             self._stop[self._find(value)] = FOREVER
+        for (number, index), output in self._module.aliases.items():
+            if number in bound and output in results:
+                same = bound[number][index], self._find(results[output])
+                places = tuple((self._name(value), self._defined[value][3]) for value in same)
+                self._carries.append((self._module.instructions[main.root], output, places))
         position: dict[int, int] = {}
         values: list[LiveValue] = []
         gaps = gaps_of(self._branches, self._find, self._start, self._stop)

@@ -1,6 +1,7 @@
 """In-place operations that read overwritten values (openxla/xla#49176), by program and result."""
 
 from collections.abc import Callable
+from dataclasses import replace
 from typing import Any
 
 import jax
@@ -9,6 +10,7 @@ import numpy as np
 import pytest
 from as_for_users import compiled
 from jax import lax
+from pool_mutations import executable_of
 
 from ir_passes.xla_audit.dataflow import Hazard, in_place, in_place_hazards, live_values
 from ir_passes.xla_audit.hlo import read
@@ -121,3 +123,29 @@ def test_a_read_of_the_same_window_is_what_makes_them_right(name: str, monkeypat
     monkeypatch.setattr(in_place._Reads, "_window", lambda *_: ((object(),), (), ()))
     hazards, wrong = compile_and_compare(RIGHT[name])
     assert (len(hazards), wrong) == (1, 0)
+
+
+NARROWER = """
+fused {{
+  q = f32[8]{{0}} parameter(0)
+  ROOT half = {dtype}[8]{{0}} convert(q)
+}}
+ENTRY main {{
+  pool = f32[8]{{0}} parameter(0)
+  new = f32[8]{{0}} negate(pool)
+  result = {dtype}[8]{{0}} {operation}
+  ROOT out = (f32[8]{{0}}, {dtype}[8]{{0}}) tuple(pool, result)
+}}"""
+
+
+@pytest.mark.parametrize("operation", ["convert(new)", "fusion(new), kind=kLoop, calls=fused"])
+@pytest.mark.parametrize(("dtype", "hazards"), [("f16", 1), ("f64", 1), ("s32", 0)])
+def test_elements_of_another_width_are_not_written_over_their_operands(
+    dtype: str, hazards: int, operation: str
+) -> None:
+    executable = executable_of(NARROWER.format(dtype=dtype, operation=operation))
+    ids = {instruction.name: number for number, instruction in executable.module.instructions.items()}
+    place = executable.buffers.slices[ids["new"], ()]
+    slices = {**executable.buffers.slices, (ids["result"], ()): place}
+    executable = replace(executable, buffers=replace(executable.buffers, slices=slices))
+    assert len(list(in_place_hazards(executable, live_values(executable)))) == hazards

@@ -8,9 +8,10 @@ import jax.numpy as jnp
 import pytest
 from audited_steps import LANES, Step
 from jax import lax
-from pool_mutations import COMPUTATIONS, MOVES, ROWS, kinds_of, mutations
+from pool_mutations import COMPUTATIONS, MOVES, ROWS, bound_of, executable_of, kinds_of, mutations
 
 from ir_passes import Lane, LaneContract, PageTable, Pool, Shared, SlotMap
+from ir_passes.xla_audit.audit import audit_executable
 from ir_passes.xla_audit.findings import Finding, FindingKind
 
 COPY, SECOND = {FindingKind.POOL_COPY}, {FindingKind.SECOND_POOL}
@@ -212,3 +213,21 @@ def test_an_allowed_pool_may_be_copied_in_another_dtype() -> None:
     report = step.audit(may_copy=["args[0]"])
     assert report.findings == () and len(report.copies) == 2
     assert {copy.pools for copy in report.copies} == {("args[0]",)}
+
+
+def test_a_successor_elsewhere_than_its_alias_is_found() -> None:
+    """The program's aliases name the pool's bytes, the buffer assignment names others."""
+    text = """
+ENTRY main {
+  pool = f32[9,8]{1,0} parameter(0)
+  slots = s32[9] parameter(1)
+  x = f32[9] parameter(2)
+  NAME = f32[9,8]{1,0} negate(pool)
+  ROOT pool_out = (f32[9,8]{1,0}, f32[9]) tuple(NAME, x)
+}"""
+    kinds = [
+        {finding.kind for finding in audit_executable(executable_of(text.replace("NAME", name)), bound).findings}
+        for name in ("pool_new", "new")
+        for bound in [bound_of("f32", "vectors", True, LANES)]
+    ]
+    assert kinds == [set(), {FindingKind.CARRY_MOVED}]

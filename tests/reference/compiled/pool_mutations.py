@@ -157,7 +157,7 @@ def kinds_of(
         lanes: number of lanes with a slot map.
     """
     executable = executable_of(_text(dtype, form, (MOVES | COMPUTATIONS)[operation], place))
-    report = audit_executable(executable, _bound(dtype, form, by_lane, lanes))
+    report = audit_executable(executable, bound_of(dtype, form, by_lane, lanes))
     kinds = {finding.kind for finding in report.findings}
     return {kind for kind in (FindingKind.POOL_COPY, FindingKind.SECOND_POOL) if kind in kinds}
 
@@ -184,7 +184,7 @@ def executable_of(text: str) -> Executable:
 
 
 @cache
-def _bound(dtype: str, form: str, by_lane: bool, lanes: int) -> BoundContract:
+def bound_of(dtype: str, form: str, by_lane: bool, lanes: int) -> BoundContract:
     dims, axis = FORMS[form]
     slots = Lane() if by_lane else SlotMap("p", ROWS)
     contract = LaneContract((Pool("p", axis=axis), slots, Lane()), (Pool("p", axis=axis), Lane()))

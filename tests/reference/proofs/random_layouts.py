@@ -97,12 +97,17 @@ def _by_lane(rng: Choose, x: Array, segment: Array, cu: Array) -> Array:
     if way == 0:
         return jax.ops.segment_sum(x, segment, len(zeros))
     if way == 1:
-        return zeros.at[segment].add(x, mode=("drop", "clip")[rng.integers(2)])[:LANES]
+        real = (jnp.arange(TOKENS) < cu[-1]).reshape(-1, *[1] * (x.ndim - 1))
+        x = jnp.where(real, x, 0) if rng.random() < 0.5 else x
+        rows = _choice(rng, "all lanes", (zeros,), (zeros[: LANES - 1],))
+        sums = rows.at[segment].add(x, mode=("drop", "clip")[rng.integers(2)])
+        return jnp.concatenate([sums, zeros])[:LANES]
     if way == 2:
         return zeros.at[segment].max(x, mode="drop")
     if way == 3:
         return zeros.at[segment].set(x)[:LANES]
-    return x[(cu[1:] - 1, cu[:-1], cu[1:], cu[1:] - 2)[rng.integers(4)]]
+    first = _choice(rng, "all tokens", (x,), (x[:-2],))
+    return first.at[(cu[1:] - 1, cu[:-1], cu[1:], cu[1:] - 2)[rng.integers(4)]].get(mode="clip")
 
 
 def _attention(rng: Choose, x: Array, v: Array, array: Array, other: Array) -> Array:
@@ -193,6 +198,7 @@ def _tiles(rng: Choose, x: Array, cu: Array) -> Array:
 def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
     """A loop over lanes with a loop over tokens, often with a wrong bound or token."""
     parts = "first tokens", "last tokens", "tokens of loops"
+    tokens = _choice(rng, "tokens of a loop", (x,), (x[:-2],))
     low, high, next_token = (_choice(rng, part, (0,), (1,)) for part in parts)
 
     def lane(i: Array, carry: Any) -> Any:
@@ -200,7 +206,7 @@ def _lane_loop(rng: Choose, x: Array, states: Array, cu: Array) -> Array:
 
         def token(t: Array, carry: Any) -> Any:
             state, out = carry
-            state = 0.5 * state + x[jnp.minimum(t + next_token, TOKENS - 1) if next_token else t]
+            state = 0.5 * state + tokens[jnp.minimum(t + next_token, TOKENS - 1) if next_token else t]
             return state, out.at[t].set(state)
 
         first = jnp.maximum(cu[i] - low, 0) if low else cu[i]

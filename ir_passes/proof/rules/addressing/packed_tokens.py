@@ -98,8 +98,11 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     index = access.columns[axis]
     if access.sizes[axis] != 1 or not isinstance(index.owner, Common):
         return None
+    # a place past a shorter array is clamped to another lane's token
+    count = site.prover.bound.layouts.get(rows.packed)
+    has_all = access.drops or (count is not None and access.full[axis] >= count)
     token = token_tiles.token_of(rows, axis, index) if access.scalar else None
-    if token is not None:
+    if token is not None and has_all:
         return token
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
@@ -109,7 +112,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     if by_lane and isinstance(index.fact, LaneOfToken) and access.scalar:
         return OneLane(index.fact.token, packed=index.fact.layout)
     token_of = token_layout.token_of_lane(index.fact)
-    if token_of is None or rows != tokens(axis, token_of.layout):
+    if token_of is None or rows != tokens(axis, token_of.layout) or not has_all:
         return None
     if token_of.lane is not None:
         return OneLane(token_of.lane) if token_of.lane < lanes else None
@@ -135,7 +138,8 @@ def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | 
         if owner != tokens(access.index_axes[index.fact.axis], index.fact.layout):
             continue
         shared = updates.fact == SharedPadding(owner.packed, owner.axis)
-        shared = shared and isinstance(access.owners(site, without=dim), Common)
+        is_row = access.drops or access.full[dim] >= site.prover.bound.lanes  # no lane is clamped to another
+        shared = shared and is_row and isinstance(access.owners(site, without=dim), Common)
         if not shared and not drops_padding(site, index.fact, access, dim):
             return site.mixed(*refusals.PADDING_TO_A_LANE)
         return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim)

@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax import Array, lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Evidence, Kind, wrong
 from zoo import rows
 from zoo.program import LANES
 
@@ -33,6 +33,15 @@ def _wrong(id: str, description: str, step: Any) -> Any:
 
 
 MUTANTS = (
+    wrong(
+        PLAIN,
+        "uninitialized-memory",
+        "JAX",
+        "lax.empty holds what was in a GPU's memory",
+        _before(lambda x: lax.empty(x.shape, x.dtype)),
+        Kind.UNINITIALIZED,
+        evidence=Evidence.TRACED,
+    ),
     _wrong("state-in-fortran-order", "new rows go through ravel(order='F')", state_in_fortran_order),
     _wrong("transposed-by-reshape", "a square of lanes is transposed by reshape's dimensions", _before(_transposed)),
 )

@@ -60,7 +60,13 @@ def _by_value(x, cu):
     return jnp.ones((LANES, 2, HIDDEN)).at[starts_passed(cu), place].set(blank(x, real(cu))).sum(1)
 
 
+def _in_fewer_rows(x, cu):
+    sums = jnp.zeros((LANES - 1, HIDDEN)).at[starts_passed(cu)].add(blank(x, real(cu)), mode="clip")
+    return jnp.pad(sums, ((0, 1), (0, 0)))
+
+
 MUTANTS = (
+    _sum("fewer-rows", "the last lane clamped to the row before", _in_fewer_rows),
     _sum("clipped", "padding is added to the last lane", _clipped_sum),
     _sum("late", "the first token of padding, too", lambda x, cu: jax.ops.segment_sum(
         blank(x, index() <= cu[-1]), starts_passed(cu), LANES)),

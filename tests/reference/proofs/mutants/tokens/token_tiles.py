@@ -124,6 +124,7 @@ MUTANTS = (
     _loop("before", "from the token before", lane_by_lane(first=lambda cu, i: jnp.maximum(cu[i] - 1, 0))),
     _loop("other-bounds", "the bounds of the first lane", lane_by_lane(lambda cu, i: cu[0], lambda cu, i: cu[1])),
     _loop("next-token", "the token after", lane_by_lane(read=lambda x, t: x[jnp.minimum(t + 1, TOKENS - 1)])),
+    _loop("fewer", "tokens clamped to fewer", lane_by_lane(read=lambda x, t: x[:-4].at[t].get(mode="clip"))),
     _loop("written-next", "written to the token after", lane_by_lane(written=lambda t: jnp.minimum(t + 1, TOKENS - 1))),
     _loop("carried", "the state of the lane before", lane_by_lane(carried=True)),
     _position("next", "positions one later", by_position(1)),

@@ -79,7 +79,8 @@ def fingerprint_of(
     if isinstance(checkpoint, SavedDirectory):
         return Fingerprint(derived(checkpoint.fingerprint))
     version = version_of(checkpoint)
-    if not version.settled:
+    _, _, files = version
+    if not all(file.settled for _, file in files):  # a later write may not change the version
         return Fingerprint(derived(checkpoint_fingerprint(checkpoint)))
     return Fingerprint(lambda: derived(fingerprint_of_version(version, open_checkpoint)), (version, *settings))
 

@@ -167,7 +167,7 @@ class PrefixCache:
         that saves a chunk; and the end of every `MAX_CHUNKS_BETWEEN_STATES`-th chunk.
         """
         with self._lock:
-            cached, _, _ = self._tree.match(prompt)
+            cached = self._tree.match(prompt).length
         cut = cached if begin + self._chunk <= cached < len(prompt) else len(prompt)
         stops, position = {cut}, begin
         while position < len(prompt):
@@ -186,9 +186,9 @@ class PrefixCache:
             SnapshotError: it has consumed another number of tokens.
         """
         with self._lock:
-            length, node, child = self._tree.match(tokens)
-            if length == len(tokens) and child is None and node.state is not None:
-                self._use(node)
+            match = self._tree.match(tokens)
+            if match.length == len(tokens) and match.into is None and match.node.state is not None:
+                self._use(match.node)
                 return
             while True:
                 cached_spans = self._tree.known(tokens)
@@ -208,8 +208,7 @@ class PrefixCache:
     def invalidate(self, tokens: Sequence[int]) -> None:
         """Remove all cached states along tokens with a wrong result."""
         with self._lock:
-            _, node, _ = self._tree.match(tokens)
-            self._drop_all(node.path)
+            self._drop_all(self._tree.match(tokens).node.path)
 
     def check_integrity(self) -> None:
         """Check the tree, and its buffers against the budgets; raises TreeError."""

@@ -7,7 +7,7 @@ nothing is copied.
 import weakref
 from collections import Counter
 from collections.abc import Iterator, Sequence
-from typing import Generic, TypeVar
+from typing import Generic, NamedTuple, TypeVar
 
 from hybridlm.rows.cached_buffers import B, BufferSpan
 
@@ -60,6 +60,18 @@ class Node(Generic[S, B]):
         return tuple(span for node in self.path for span in node.spans)
 
 
+class Match(NamedTuple, Generic[S, B]):
+    """Longest match of tokens in the tree.
+
+    Attributes:
+        into: child with the edge where the match ends, or None.
+    """
+
+    length: int
+    node: Node[S, B]
+    into: Node[S, B] | None
+
+
 class RadixTree(Generic[S, B]):
     """States by the tokens before them.
 
@@ -74,8 +86,7 @@ class RadixTree(Generic[S, B]):
         self._grows = grows
         self._uses = Counter[B]()
 
-    def match(self, tokens: Sequence[int]) -> tuple[int, Node[S, B], Node[S, B] | None]:
-        """Return the length of the longest match, its deepest node, and the child on whose edge it ends, or None."""
+    def match(self, tokens: Sequence[int]) -> Match[S, B]:
         tokens, node = tuple(tokens), self.root
         while node.position < len(tokens):
             child = node.children.get(tokens[node.position])
@@ -83,21 +94,21 @@ class RadixTree(Generic[S, B]):
                 break
             common = common_length(child.tokens, tokens[node.position : child.position])
             if common < len(child.tokens):
-                return node.position + common, node, child
+                return Match(node.position + common, node, child)
             node = child
-        return node.position, node, None
+        return Match(node.position, node, None)
 
     def deepest(self, tokens: Sequence[int], limit: int) -> Node[S, B] | None:
         """Return the deepest node with a state at position `limit` or before."""
-        _, last, _ = self.match(tokens)
-        for node in reversed(last.path):
+        for node in reversed(self.match(tokens).node.path):
             if node.state is not None and node.position <= limit:
                 return node
         return None
 
     def known(self, tokens: Sequence[int]) -> tuple[BufferSpan[B], ...]:
-        length, node, child = self.match(tokens)
-        return node.all_spans + (() if child is None else split_spans(child.spans, length - node.position)[0])
+        match = self.match(tokens)
+        edge_spans = () if match.into is None else split_spans(match.into.spans, match.length - match.node.position)[0]
+        return match.node.all_spans + edge_spans
 
     def insert(self, tokens: Sequence[int], state: S, spans: Sequence[BufferSpan[B]]) -> Node[S, B]:
         """Insert a state after tokens.
@@ -105,22 +116,21 @@ class RadixTree(Generic[S, B]):
         Raises:
             TreeError: an existing state, no token, or another length of spans; nothing has changed.
         """
-        tokens, (length, node, child) = tuple(tokens), self.match(tokens)
-        count, missing = sum(span.count for span in spans), len(tokens) - length
+        tokens, match = tuple(tokens), self.match(tokens)
+        count, missing = sum(span.count for span in spans), len(tokens) - match.length
         if not tokens:
             raise TreeError("a state after no tokens is not kept: sequences begin with it")
-        if child is None and not missing and node.state is not None:
+        if match.into is None and not missing and match.node.state is not None:
             raise TreeError(f"there is a state after these {len(tokens)} tokens; remove it first")
         if count != (missing if self._grows else 0):
             raise TreeError(
-                f"the tree knows {length} of {len(tokens)} tokens: expected spans of "
+                f"the tree knows {match.length} of {len(tokens)} tokens: expected spans of "
                 f"{missing if self._grows else 0}, got spans of {count}"
             )
-        if child is not None:
-            node = self._split(child, length - node.position)
+        node = match.node if match.into is None else self._split(match.into, match.length - match.node.position)
         if missing:
             self._uses.update(span.buffer for span in spans)
-            child = Node(tokens[length:], tuple(spans), node)
+            child = Node(tokens[match.length :], tuple(spans), node)
             node.children[child.tokens[0]] = node = child
         node.state = state
         return node

@@ -82,9 +82,9 @@ def shared_prefixes(
             numbers.setdefault((text[start : end + 1], keys and keys[i](start + 1, end + 1)), len(numbers))
             for start, end in spans
         ]
-        length, node, child = tree.match(steps)
-        if length == len(steps) and child is None and node.state is not None:
-            node.state.append(i)
+        match = tree.match(steps)
+        if match.length == len(steps) and match.into is None and match.node.state is not None:
+            match.node.state.append(i)
         elif steps:
             tree.insert(steps, [i], ())
     nodes = sorted(tree.nodes(), key=lambda node: node.position)

@@ -51,7 +51,7 @@ class Machine(RuleBasedStateMachine):
     @rule(tokens=SEQUENCES, size=st.integers(2, 5))
     def insert(self, tokens: Tokens, size: int) -> None:
         length = max((common_length(tokens, key) for key in self.states), default=0)
-        assert self.tree.match(tokens)[0] == length
+        assert self.tree.match(tokens).length == length
         assert spelled(self.tree.known(tokens)) == tokens[:length]
         spans = pieces_of(tokens[length:], size)
         if tokens in self.states:

@@ -107,7 +107,7 @@ def load(
     placement = options.place()
     dtype = options.chosen_dtype or stored_dtype(directory)
     settings = options.resolved(config, dtype, placement)
-    cache_setting, folder = cache_of(settings.compilation_cache)
+    steps = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     if settings.drafts:
@@ -126,10 +126,10 @@ def load(
     demand = admit_model(abstract, size, settings, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
-    certificates = None if folder is None else folder / "certificates"
-    executables = None if folder is None else ExecutableStore(folder / STEPS)
+    certificates = None if steps.folder is None else steps.folder / "certificates"
+    executables = None if steps.folder is None else ExecutableStore(steps.folder / STEPS)
     programs = Programs(
-        structure, settings.certify, certificates, placement, cache_setting, executables,
+        structure, settings.certify, certificates, placement, steps.setting, executables,
         directory.path.resolve().name, config,
     )  # fmt: skip
     programs.on_compile = start.compiling
@@ -184,7 +184,7 @@ def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Sta
     path = Path(name).resolve()
     short, location = (path.name, str(path)) if path.exists() else (name, name)
     settings = (location, *options.texts("compilation_cache", "progress").items())
-    return Start(short, cache_of(options.compilation_cache)[1], settings, options.progress, start_time)
+    return Start(short, cache_of(options.compilation_cache).folder, settings, options.progress, start_time)
 
 
 def _locate(

@@ -101,15 +101,14 @@ class LlamaServerSide:
         settings = {**SAMPLED, "min_p": 0.0} if sampled else {"temperature": 0.0, "top_k": 1}
 
         def complete(request: MixedRequest) -> int:
-            prompt, max_tokens = request
-            body = {"prompt": prompt, "n_predict": max_tokens, "ignore_eos": True, "stream": False}
+            body = {"prompt": request.prompt, "n_predict": request.max_tokens, "ignore_eos": True, "stream": False}
             return int(self._post({**body, **settings, "cache_prompt": False})["tokens_predicted"])
 
         start = time.perf_counter()
         with ThreadPoolExecutor(2 * self._lanes) as clients:
             counts = list(clients.map(complete, requests))
         seconds = time.perf_counter() - start
-        expected = [max_tokens for _, max_tokens in requests]
+        expected = [request.max_tokens for request in requests]
         if counts != expected:
             raise self._failure(f"expected {sum(expected)} tokens, the server generated {sum(counts)}")
         return seconds

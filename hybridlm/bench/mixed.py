@@ -5,7 +5,7 @@ End tokens are ignored, so that engines compute the same tokens.
 
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -16,8 +16,11 @@ COMPLETION_MEDIAN, COMPLETION_SIGMA, SHORTEST_COMPLETION, LONGEST_COMPLETION = 9
 SAMPLED: Mapping[str, float | int] = {"temperature": 0.6, "top_p": 0.95, "top_k": 20}
 
 
-MixedRequest = tuple[list[int], int]
-"""A prompt of random tokens, and the number of tokens to generate."""
+class MixedRequest(NamedTuple):
+    """A prompt of random tokens, and the number of tokens to generate."""
+
+    prompt: list[int]
+    max_tokens: int
 
 
 def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[MixedRequest]:
@@ -35,7 +38,7 @@ def mixed_requests(count: int, vocab: int, context: int, seed: int = 0) -> list[
     completions = rng.lognormal(np.log(COMPLETION_MEDIAN), COMPLETION_SIGMA, count).clip(SHORTEST_COMPLETION, longest)
     first = min(10, vocab - 1)  # the first ids may be special
     return [
-        (rng.integers(first, vocab, int(prompt)).tolist(), int(completion))
+        MixedRequest(rng.integers(first, vocab, int(prompt)).tolist(), int(completion))
         for prompt, completion in zip(prompts, completions, strict=True)
     ]
 
@@ -58,8 +61,8 @@ class OwnMixedSide:
         stats = self._lm.stats
         start = time.perf_counter()
         with self._lm.session() as session:
-            for prompt, max_tokens in requests:
-                session.submit(prompt, max_tokens=max_tokens, ignore_eos=True, **settings)
+            for request in requests:
+                session.submit(request.prompt, max_tokens=request.max_tokens, ignore_eos=True, **settings)
             while session.busy:
                 session.step()
         seconds = time.perf_counter() - start
@@ -73,7 +76,7 @@ class OwnMixedSide:
     def late_token(self, requests: Sequence[MixedRequest]) -> tuple[float, int]:
         """Return seconds and steps to a greedy request's first token; all other lanes decode."""
         count = min(self._lm.engine.lanes - 1, len(requests))
-        late = sorted((prompt for prompt, _ in requests), key=len)[len(requests) // 2]
+        late = sorted((request.prompt for request in requests), key=len)[len(requests) // 2]
         with self._lm.session() as session:
             waiting = {session.submit(late[:SHORTEST_PROMPT], ignore_eos=True) for _ in range(count)}
             while waiting:

@@ -45,14 +45,14 @@ class VllmSide:
     def run(self, requests: Sequence[MixedRequest], sampled: bool) -> float:
         assert self._process.stdin is not None
         settings = dict(SAMPLED) if sampled else {"temperature": 0.0}
-        body = {"prompts": [prompt for prompt, _ in requests], "max_tokens": [tokens for _, tokens in requests]}
+        body = {"prompts": [r.prompt for r in requests], "max_tokens": [r.max_tokens for r in requests]}
         try:
             self._process.stdin.write(json.dumps({**body, "settings": settings}) + "\n")
             self._process.stdin.flush()
         except OSError as error:
             raise self._failure(f"vLLM takes no requests: {error}") from error
         result = self._read()
-        expected = sum(tokens for _, tokens in requests)
+        expected = sum(request.max_tokens for request in requests)
         if result["tokens"] != expected:
             raise self._failure(f"vLLM generated {result['tokens']} tokens, expected {expected}")
         return float(result["seconds"])

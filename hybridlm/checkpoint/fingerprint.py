@@ -11,7 +11,7 @@ from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO
+from typing import BinaryIO, NamedTuple
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.tensor_file import MappedFile
@@ -53,13 +53,27 @@ class Fingerprint:
         return hash(str(self))
 
 
-CheckpointVersion = tuple[Path, str, tuple[tuple[Path, FileVersion], ...]]
-"""Path, SHA-256 of configuration, names, dtypes and shapes, and path and version of each file."""
+class CheckpointVersion(NamedTuple):
+    """Identity of the content of an opened checkpoint.
+
+    Attributes:
+        description: SHA-256 of configuration, names, dtypes and shapes.
+        files: path and version of each file.
+    """
+
+    path: Path
+    description: str
+    files: tuple[tuple[Path, FileVersion], ...]
+
+    @property
+    def settled(self) -> bool:
+        """True if any later write to a file changes its version."""
+        return all(version.settled for _, version in self.files)
 
 
 def version_of(directory: CheckpointDirectory) -> CheckpointVersion:
     files = {file.path: file.version for file in map(_mapped, directory.files.values())}
-    return directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0)))
+    return CheckpointVersion(directory.path, _description(directory), tuple(sorted(files.items(), key=itemgetter(0))))
 
 
 def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
@@ -79,19 +93,18 @@ def checkpoint_fingerprint(directory: CheckpointDirectory) -> str:
 
 def fingerprint_of_version(version: CheckpointVersion, reopen: Callable[[Path], object]) -> str:
     """Return the fingerprint of a checkpoint; random, with a logged warning, after changes of files."""
-    opened_path, _, files = version
     try:
-        directory = reopen(opened_path)
+        directory = reopen(version.path)
         if isinstance(directory, CheckpointDirectory) and version_of(directory) == version:
             text = checkpoint_fingerprint(directory)
-            if all(FileVersion.of(os.stat(path)) == file for path, file in files):
+            if all(FileVersion.of(os.stat(path)) == file for path, file in version.files):
                 return text
     except (CheckpointError, OSError):
         pass
     _log.warning(
         "%s has changed since it was loaded: prefixes and unfinished outputs of this model can be continued in this "
         "process only; load the model again",
-        opened_path,
+        version.path,
     )
     return secrets.token_hex(32)
 

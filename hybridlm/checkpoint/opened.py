@@ -79,8 +79,7 @@ def fingerprint_of(
     if isinstance(checkpoint, SavedDirectory):
         return Fingerprint(derived(checkpoint.fingerprint))
     version = version_of(checkpoint)
-    _, _, files = version
-    if not all(file.settled for _, file in files):  # a later write may not change the version
+    if not version.settled:
         return Fingerprint(derived(checkpoint_fingerprint(checkpoint)))
     return Fingerprint(lambda: derived(fingerprint_of_version(version, open_checkpoint)), (version, *settings))
 

@@ -90,6 +90,16 @@ class Recipe:
         return self.rounding if last in FEED_FORWARD or is_mixer else None
 
 
+@dataclass(frozen=True)
+class QuantiseReport:
+    """Result of `quantise_checkpoint`; groups do not divide `ragged` tensors."""
+
+    quantised: int
+    ragged: tuple[str, ...]
+    bytes_before: int
+    bytes_after: int
+
+
 def quantise_checkpoint(
     source: str | os.PathLike[str],
     target: str | os.PathLike[str],
@@ -99,7 +109,7 @@ def quantise_checkpoint(
     mixers: bool = False,
     head: bool = False,
     progress: Progress | None = None,
-) -> tuple[int, tuple[str, ...], int, int]:
+) -> QuantiseReport:
     """Write a quantised copy of a checkpoint; its name appears when it is complete.
 
     About one tensor is in memory.
@@ -111,9 +121,6 @@ def quantise_checkpoint(
         mixers: quantise projections of attention, linear attention and Mamba with 4 bits, too.
         head: quantise head and embedding with 8 bits, as "int8" for schemes of 4.
         progress: (bytes done, all bytes, tensor).
-
-    Returns:
-        Number of quantised matrices, tensors with rows that groups do not divide, and bytes before and after.
 
     Raises:
         CheckpointError: faults of the checkpoint, or numbers that are not finite.
@@ -144,7 +151,7 @@ def quantise_checkpoint(
         fields["quantization_config"] = recipe.rounding.settings(sorted(plain), recipe.head)
         (directory / "config.json").write_text(json.dumps(fields, indent=2))
         writer.write(directory)
-    return sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written
+    return QuantiseReport(sum(map(len, plan.values())), tuple(ragged), writer.total, writer.written)
 
 
 def forms_of_copy(weights: Iterable[Weight], recipe: Recipe) -> dict[ParameterPath, PackedForm]:

@@ -89,7 +89,7 @@ def bench_mixed(
     if out is not None:
         seconds = {timing.name: timing.rounds for timing in timings}
         shares = {side.name: {"prefill": side.prefill, "decode": side.decode} for side in own_sides}
-        tokens = {"prompts": sum(len(prompt) for prompt, _ in requests), "completions": sum(n for _, n in requests)}
+        tokens = {"prompts": sum(len(r.prompt) for r in requests), "completions": sum(r.max_tokens for r in requests)}
         figures = {"models": dict(models), "requests": len(requests), "lanes": lanes, "sampled": mixed.sampled}
         figures |= {"context": context, "tokens": tokens, "seconds": seconds, "shares": shares}
         firsts = {name: {"seconds": waited, "steps": steps} for name, (waited, steps) in late.items()}

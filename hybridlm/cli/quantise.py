@@ -38,9 +38,12 @@ def quantise(
     The most sensitive matrices stay unchanged. Weights are read and written tensor by tensor.
     """
     with reported(debug), load_progress(None) as progress:
-        count, ragged, before, after = quantise_checkpoint(
+        report = quantise_checkpoint(
             resolve(source), target, scheme=scheme, group_size=group_size, mixers=mixers, head=head, progress=progress
         )
-        if ragged:
-            typer.echo(f"{len(ragged)} tensors stay plain: groups do not divide their rows ({ragged[0]})")
-        typer.echo(f"{target}: {count} matrices quantised, {before / 1e6:,.1f} MB became {after / 1e6:,.1f} MB")
+        if report.ragged:
+            typer.echo(f"{len(report.ragged)} tensors stay plain: groups do not divide their rows ({report.ragged[0]})")
+        typer.echo(
+            f"{target}: {report.quantised} matrices quantised, {report.bytes_before / 1e6:,.1f} MB became "
+            f"{report.bytes_after / 1e6:,.1f} MB"
+        )

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any, NamedTuple, Self
 
 import jax
 import jax.numpy as jnp
@@ -49,8 +49,16 @@ def probe_sites(engine: Engine, method: str) -> ProbeSites:
     return ProbeSites(engine.config.family, engine.residual_size, engine.context, units, states)
 
 
-StepReads = tuple[list[int], CachedBuffers | None]
-"""One sequence's positions in the order of a step's output, and copies of its row's arrays after the last one."""
+class StepReads(NamedTuple):
+    """Values that one step reads of one sequence.
+
+    Attributes:
+        positions: in the order of the step's output.
+        states: copies of the row's arrays after the last position.
+    """
+
+    positions: list[int]
+    states: CachedBuffers | None
 
 
 class Probing:
@@ -119,7 +127,7 @@ class Probing:
             if positions and sequence.slot is not None:
                 keeps = sequence.probe.states
                 states = self._engine.moves.keep_state(pool, sequence.slot, sequence) if keeps else None
-                reads[lane] = positions, states
+                reads[lane] = StepReads(positions, states)
         return reads
 
     def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
@@ -140,13 +148,12 @@ class Probing:
         probe: Probe | None = sequence.probe
         if reads is None or sequence.recorder is None or probe is None:
             return None
-        positions, buffers = reads
-        states = None if buffers is None else self._read(buffers)
+        states = None if reads.states is None else self._read(reads.states)
         hidden = self.sites.hidden
         # A step without slots reads states alone; one for other lanes may have more hidden states.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
-        for i, position in enumerate(positions):
+        for i, position in enumerate(reads.positions):
             values = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
             sequence.recorder.put(position, values, states, probe.last)
             arrays = [*values.values(), *(() if states is None else states.values())]

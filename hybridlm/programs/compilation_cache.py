@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, NamedTuple
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -28,20 +28,29 @@ _free = threading.Condition()
 _in_use: list[str] = []
 
 
+class Cache(NamedTuple):
+    """Storage of compiled steps between processes.
+
+    Attributes:
+        setting: None leaves JAX's own.
+        folder: for certificates and times.
+    """
+
+    setting: str | None
+    folder: Path | None
+
+
 def is_cache(setting: Any) -> bool:
     return setting is None or setting is False or (isinstance(setting, str | os.PathLike) and setting != "")
 
 
-def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> tuple[str | None, Path | None]:
+def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> Cache:
     """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged.
 
     Without a home directory there is a warning and no cache.
-
-    Returns:
-        JAX's setting (None leaves its own); folder for certificates and times.
     """
     if path is False:
-        return None, None
+        return Cache(None, None)
     jax_setting: str | None = jax.config.values["jax_compilation_cache_dir"]
     chosen = jax_setting if path is None else os.fspath(path)
     if chosen is None:
@@ -49,9 +58,9 @@ def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> tuple[str 
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         except RuntimeError as error:
             _warn_once(f"compiled steps are not kept: {error} Give compilation_cache or set XDG_CACHE_HOME")
-            return None, None
+            return Cache(None, None)
         chosen = str(home / "hybridlm" / "xla")
-    return None if chosen == jax_setting else chosen, None if "://" in chosen else Path(chosen)
+    return Cache(None if chosen == jax_setting else chosen, None if "://" in chosen else Path(chosen))
 
 
 @cache

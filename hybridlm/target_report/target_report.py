@@ -113,7 +113,7 @@ def report_on(
     """
     target = engine.placement.target
     assert target is not None
-    _, folder = cache_of(None)
+    folder = cache_of(None).folder
     store = None if folder is None else FileStore(folder / TARGETS)
     steps: dict[AnyShape, StepReport] = {}
     for number, shape in enumerate(shapes):

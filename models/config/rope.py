@@ -4,7 +4,7 @@ import math
 from collections.abc import Mapping
 
 from models.config.reader import ConfigReader
-from models.layers.rope import Llama3Scaling, ProportionalScaling, Rope, Scaling, YarnScaling
+from models.layers.rope import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, Scaling, YarnScaling
 
 TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
 """Implemented types; "dynamic" is plain RoPE up to `max_position_embeddings`."""
@@ -85,7 +85,7 @@ def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> 
         place.number("factor")
         return None
     if kind == "linear":
-        return ProportionalScaling(None, place.number("factor"))
+        return LinearScaling(place.number("factor"))
     outer = reader if "original_max_position_embeddings" in reader else place
     # With `model_max_length`, transformers takes the default of the family as the original context.
     original = outer.number("original_max_position_embeddings", None if spelled else float(positions))

@@ -10,6 +10,17 @@ from jaxtyping import Float32, Int32
 
 
 @dataclass(frozen=True)
+class LinearScaling:
+    """Position interpolation (arXiv:2306.15595): every frequency is divided by `factor`."""
+
+    factor: float
+    amplitude: float = 1.0
+
+    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
+        return frequencies / np.float32(self.factor)
+
+
+@dataclass(frozen=True)
 class YarnScaling:
     """YaRN (arXiv:2309.00071): division of low frequencies by `factor`, with a ramp to high ones.
 
@@ -66,25 +77,22 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """Position interpolation (arXiv:2306.15595), of the first frequencies of a whole head ("proportional").
+    """Rotation of the first frequencies of a whole head ("proportional"): the others are zero.
 
     Attributes:
-        rotated: number of frequencies that are not zero; None for all.
         factor: divisor of all frequencies.
     """
 
-    rotated: int | None
+    rotated: int
     factor: float = 1.0
     amplitude: float = 1.0
 
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
         scaled = frequencies / np.float32(self.factor)
-        return (
-            scaled if self.rotated is None else np.where(np.arange(len(scaled)) < self.rotated, scaled, np.float32(0))
-        )
+        return np.where(np.arange(len(frequencies)) < self.rotated, scaled, np.float32(0))
 
 
-Scaling = YarnScaling | Llama3Scaling | ProportionalScaling
+Scaling = LinearScaling | YarnScaling | Llama3Scaling | ProportionalScaling
 
 
 @dataclass(frozen=True)

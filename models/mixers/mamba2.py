@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -78,8 +78,16 @@ class Mamba2Config:
         return Mamba2(self, hidden, rngs)
 
 
-Mamba2Tokens = tuple[Float32[Array, "lane token channel"], Float32[Array, "lane token value_head"]]
-"""Inputs of the short convolution, channels [x | B | C], and time step of each head, at least 0."""
+class Mamba2Tokens(NamedTuple):
+    """Per-token inputs of short convolution and recurrence, independent of the state.
+
+    Attributes:
+        conv: inputs of the convolution, channels [x | B | C].
+        step: time step of each head, at least 0.
+    """
+
+    conv: Float32[Array, "lane token channel"]
+    step: Float32[Array, "lane token value_head"]
 
 
 class Mamba2(Recurrent):
@@ -116,26 +124,25 @@ class Mamba2(Recurrent):
         low, high = c.step_limits
         if low > 0.0 or high < math.inf:
             step = jnp.clip(step, low, high)
-        return (conv, step), z
+        return Mamba2Tokens(conv, step), z
 
     def recur(
         self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
         c = self.config
-        inputs, step = tokens
-        lanes, length, _ = inputs.shape
+        lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(inputs, self.conv1d[...], state.conv, info, bias, c.devices)
+        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias, c.devices)
         # The bias makes the inputs of padding tokens nonzero.
         mixed = jnp.where(info.valid[:, :, None], mixed, 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
         key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
         value = value.reshape((lanes, length, c.heads, c.head_size))
-        log_decay = -jnp.exp(self.A_log[...])[None, None] * step
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
         inputs = RecurrenceInputs(
             query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
         )
-        surroundings = Surroundings(step, self.D[...])
+        surroundings = Surroundings(tokens.step, self.D[...])
         out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)
         return out, ConvRecurrentState(conv, recurrent)
 

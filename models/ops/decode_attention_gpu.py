@@ -8,7 +8,7 @@ blocks in turn, for equal work; a row's bits do not depend on other rows.
 import functools
 import operator
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax.numpy as jnp
 import numpy as np
@@ -97,9 +97,22 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
 
-AttentionTiles = tuple[int, int, tuple[int, ...], int, int | None]
-"""Of a program instance: parts of a lane's blocks; positions of an iteration, a divisor of a page's; sizes of the loads
-of a key; numbers of a value; visible positions of a row, None for all."""
+class AttentionTiles(NamedTuple):
+    """Sizes of a program instance.
+
+    Attributes:
+        parts: of a lane's blocks.
+        block: positions of an iteration, a divisor of a page's.
+        sizes: of the loads of a key.
+        value_size: numbers of a value.
+        window: visible positions of a row; None for all.
+    """
+
+    parts: int
+    block: int
+    sizes: tuple[int, ...]
+    value_size: int
+    window: int | None
 
 
 def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest: Any, tiles: AttentionTiles) -> None:
@@ -210,7 +223,7 @@ def decode_attention(
     written = 1 << (tile - 1).bit_length()
     shapes = (written,), (written,), (written, value_size)
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    sizes = parts, block, key_parts(size, value_size, value is None), value_size, window
+    sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)
     top, total, out = gpu_call(
         partial(decode_attention_kernel, tiles=sizes),
         pl.GridSpec(

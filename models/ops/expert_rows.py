@@ -6,7 +6,7 @@ matrix: the kernel also applies SwiGLU.
 """
 
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -42,8 +42,23 @@ def unsupported(weight: Any, gated: bool = False) -> str | None:
 KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
 
 
+class ExpertTiles(NamedTuple):
+    """Sizes of a program instance.
+
+    Attributes:
+        segment: sorted rows of experts that begin in it.
+        rows, columns: size of one product.
+        terms: terms that one iteration sums.
+    """
+
+    segment: int
+    rows: int
+    columns: int
+    terms: int
+
+
 def expert_rows_kernel(
-    expert: Any, order: Any, x: Any, *refs: Any, tiles: tuple[int, ...], choices: int, gated: bool, weight: Any
+    expert: Any, order: Any, x: Any, *refs: Any, tiles: ExpertTiles, choices: int, gated: bool, weight: Any
 ) -> None:
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
@@ -53,8 +68,6 @@ def expert_rows_kernel(
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
         refs: in full, the weight's arrays [expert, out, in], and the result [place, out], zero for rows without an
             expert; perhaps with further places.
-        tiles: sorted rows of experts that begin in an instance; rows and columns of one product; terms that one
-            iteration sums.
         choices: adjacent places with one row of x.
         gated: as for `expert_dot`.
     """
@@ -143,7 +156,7 @@ def expert_rows(
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
     full_spec = pl.BlockSpec(memory_space=pl.ANY)
     rounded = x if count <= MAX_ROUNDED_ROWS else x.astype(weight.dtype)
-    tiles = segment, rows, columns, terms
+    tiles = ExpertTiles(segment, rows, columns, terms)
     kernel = partial(expert_rows_kernel, tiles=tiles, choices=choices, gated=gated, weight=tree)
     product = gpu_call(
         kernel,

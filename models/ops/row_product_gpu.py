@@ -6,6 +6,7 @@ has some outputs of all rows. A row's bits do not depend on other rows.
 
 import math
 from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from functools import partial
 from typing import Any
 
@@ -25,13 +26,26 @@ MAX_PLAIN_ROWS = 128
 """Maximum rows with plain weights; XLA computes more."""
 
 
-FEW = 64, (64, 32, 16), 128, 4, 4
-"""Tiles for up to MAX_PLAIN_ROWS rows, bound by the read of the weight.
+@dataclass(frozen=True)
+class TileSizes:
+    """Sizes of a program instance.
 
-Maximum rows, padded to a power of two; columns: the first with `MIN_INSTANCES` instances, else the last; maximum
-numbers of a row in one iteration; warps; stages.
-"""
-MANY = 128, (128, 64), 64, 8, 3
+    Attributes:
+        rows: maximum; fewer are padded to a power of two.
+        columns: candidates for the outputs: the first with `MIN_INSTANCES` instances, else the last.
+        terms: maximum numbers of a row in one iteration.
+    """
+
+    rows: int
+    columns: tuple[int, ...]
+    terms: int
+    warps: int
+    stages: int
+
+
+FEW = TileSizes(64, (64, 32, 16), 128, 4, 4)
+"""Tiles for up to MAX_PLAIN_ROWS rows, bound by the read of the weight."""
+MANY = TileSizes(128, (128, 64), 64, 8, 3)
 """Tiles for more rows with packed weights, unpacked once for each tile of rows."""
 MIN_INSTANCES = 128
 """Program instances, about a GPU's processors."""
@@ -111,8 +125,8 @@ def row_product(
 
     (inputs, outputs), rows = (x.shape[-1], weights[0].shape[0]), math.prod(x.shape[:-1])
     arrays, tree = jax.tree.flatten(list(weights))
-    most_rows, widths, most_terms, warps, stages = FEW if rows <= MAX_PLAIN_ROWS else MANY
-    tile, terms = min(power_of_two(rows), most_rows), turn_terms(weights, most_terms)
+    sizes = FEW if rows <= MAX_PLAIN_ROWS else MANY
+    tile, terms = min(power_of_two(rows), sizes.rows), turn_terms(weights, sizes.terms)
     tokens = x.shape[-2] if x.ndim > 2 and rows > tile else 1
     lanes = rows // tokens
     wide = -(-tokens // tile) * tile if tokens > tile else power_of_two(tokens)
@@ -124,8 +138,8 @@ def row_product(
     lead = (groups,) if groups > 1 else ()
     padded = padded.reshape((*lead, -1, inputs))
     parts = padded.shape[-2] // tile
-    candidates = (width for width in widths if groups * parts * outputs >= MIN_INSTANCES * width)
-    columns = next(candidates, widths[-1])
+    candidates = (width for width in sizes.columns if groups * parts * outputs >= MIN_INSTANCES * width)
+    columns = next(candidates, sizes.columns[-1])
     instances = pl.cdiv(outputs, columns)
 
     def block(width: int, place: Callable[[Any], Any]) -> pl.BlockSpec:
@@ -147,8 +161,8 @@ def row_product(
             out_specs=[block(columns, lambda column: column)] * results.num_leaves,
         ),
         [result_like((*padded.shape[:-1], instances * columns), dtype, padded)] * results.num_leaves,
-        warps=warps,
-        stages=stages,
+        warps=sizes.warps,
+        stages=sizes.stages,
         interpret=interpret,
     )(padded, *arrays, *vectors)
 

@@ -59,10 +59,10 @@ def program(path: Path, source: str) -> Path:
 @pytest.mark.parametrize("context", [64, 300, 2048, 100_000])
 def test_requests_fit_the_context_and_differ(context: int) -> None:
     requests = mixed_requests(64, 1000, context)
-    assert len({len(prompt) for prompt, _ in requests}) > 10
-    for prompt, max_tokens in requests:
-        assert 16 <= len(prompt) and 8 <= max_tokens <= 400
-        assert len(prompt) + max_tokens <= context
+    assert len({len(request.prompt) for request in requests}) > 10
+    for request in requests:
+        assert 16 <= len(request.prompt) and 8 <= request.max_tokens <= 400
+        assert len(request.prompt) + request.max_tokens <= context
     assert requests == mixed_requests(64, 1000, context)
 
 

@@ -102,16 +102,16 @@ def test_ties_go_to_even() -> None:
 @pytest.mark.parametrize(("name", "group"), SCHEMES)
 def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) -> None:
     events: list[tuple[int, int, str]] = []
-    count, _, before, after = quantise_checkpoint(
+    report = quantise_checkpoint(
         GOLDEN / golden, tmp_path / "out", scheme=name, group_size=group, progress=lambda *event: events.append(event)
     )
     original = opened(GOLDEN / golden)
     copy, family, config = open_model(tmp_path / "out")
     assert isinstance(copy, CheckpointDirectory)
     plan = check(copy, family, config)
-    assert count == len(copy.grouped.quantised) > 0 and after < before
-    assert events[-1][0] == events[-1][1] == before
-    assert after == sum(copy.info(name).end - copy.info(name).begin for name in copy.files)
+    assert report.quantised == len(copy.grouped.quantised) > 0 and report.bytes_after < report.bytes_before
+    assert events[-1][0] == events[-1][1] == report.bytes_before
+    assert report.bytes_after == sum(copy.info(name).end - copy.info(name).begin for name in copy.files)
     for tensor_name in copy.names:
         if tensor_name in copy.grouped.quantised:
             continue
@@ -136,12 +136,12 @@ def test_copies_load(tmp_path: Path, golden: str, name: str, group: int | None) 
 
 @pytest.mark.slow
 def test_head_and_embedding_where_they_are_asked_for(tmp_path: Path) -> None:
-    count, *_ = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
-    plain_count, *_ = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")
+    report = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "out", scheme="int8", head=True)
+    without = quantise_checkpoint(GOLDEN / "dense_interval", tmp_path / "plain", scheme="int8")
     copy, original = opened(tmp_path / "out"), opened(GOLDEN / "dense_interval")
     vocabulary = [name for name in original.files if "embed_tokens" in name or "lm_head" in name]
     assert vocabulary and set(vocabulary) <= set(copy.grouped.quantised)
-    assert count == plain_count + len(vocabulary)
+    assert report.quantised == without.quantised + len(vocabulary)
     for tensor_name in vocabulary:
         expected = original.read(tensor_name).astype(np.float32)
         assert np.abs(copy.read(tensor_name) - expected).max() <= 0.005 * np.abs(expected).max()
@@ -232,7 +232,7 @@ def test_a_copy_that_would_be_without_the_adapter(tmp_path: Path, named: str | N
     if named is None:
         return
     (source / named).write_text('{"adapter": null, "adapter_subfolder": null}')
-    assert quantise_checkpoint(source, out, scheme="int8")[0] > 0
+    assert quantise_checkpoint(source, out, scheme="int8").quantised > 0
 
 
 @pytest.mark.parametrize("scheme", ["int8", "nvfp4"])

@@ -1,5 +1,6 @@
 """Three forms of the gated delta rule agree for all lengths and touch nothing else."""
 
+from dataclasses import replace
 from functools import partial
 
 import jax
@@ -7,11 +8,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
+from recurrence_cases import FORMS, check
+from recurrence_cases import inputs as recurrence_lanes
 from recurrence_checks import check_equation, check_idle_lane
 from recurrence_equations import delta_rule_reference
 from recurrence_forms import on_arrays
 
 from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_step
+from models.sharding.devices import Devices
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
@@ -203,3 +207,18 @@ def test_gradients_of_the_chunked_form_match_the_reference(channels: bool) -> No
     want = jax.jit(jax.grad(partial(loss, reference), argnums=(0, 1)))(arrays, state)
     for a, b in zip(jax.tree.leaves(got), jax.tree.leaves(want), strict=True):
         np.testing.assert_allclose(a, b, atol=1e-4, rtol=1e-4)
+
+
+@PLATFORMS
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_rows_by_slot_are_read_and_written_alone(form: str, platform: str) -> None:
+    """NaN in an idle lane, a fresh lane's old row and rows of other sequences has no effect."""
+    lanes = recurrence_lanes(form, 8, 4, devices=Devices(platform=platform))
+    slots = np.array([7, 0, 4, 2, 5])
+    pool = np.full((9, *lanes.state.shape[1:]), np.nan, np.float32)
+    pool[slots] = lanes.state
+    run = jax.jit(lambda inputs: tuple(delta_rule_step(inputs)))
+    output, rows = run(replace(lanes, state=jnp.asarray(pool), slots=jnp.asarray(slots, jnp.int32)))
+    check(form, lanes, (output, rows[slots]))
+    np.testing.assert_array_equal(rows[slots[1]], lanes.state[1])
+    assert np.isnan(np.delete(rows, slots, axis=0)).all()

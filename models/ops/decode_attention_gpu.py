@@ -5,8 +5,6 @@ a lane and key/value head, and a part of the positions; parts are combined after
 blocks in turn, for equal work; a row's bits do not depend on other rows.
 """
 
-import functools
-import operator
 from functools import partial
 from typing import Any, NamedTuple
 
@@ -31,8 +29,8 @@ MIN_INSTANCES = 256
 """Program instances by splitting positions: two per processor of a GPU."""
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
-MAX_FUSED_PARTS = 64
-"""Parts that are summed element by element."""
+MAX_MERGED = 8192
+"""Numbers of all parts that an instance merges in registers."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
@@ -174,12 +172,54 @@ def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest:
         ref[...] = jnp.sum(folded.reshape((-1, ref.shape[0], *result.shape[1:])), axis=0)
 
 
-def _summed_parts(sums: Float32[Array, "lane kv_head part query value"]) -> Float32[Array, "lane kv_head query value"]:
-    """Sum over parts, few element by element: XLA:GPU fuses those."""
-    parts = sums.shape[2]
-    if parts > MAX_FUSED_PARTS:
-        return jnp.sum(sums, axis=2)
-    return functools.reduce(operator.add, (sums[:, :, part] for part in range(parts)))
+def merge_parts_kernel(limit: Any, top: Any, total: Any, weighted: Any, out: Any) -> None:
+    """Merge the parts of one row, for some numbers of its value.
+
+    Args:
+        limit: int32[1], as of `decode_attention_kernel`.
+        top, total, weighted: its results [part], [part], [part, value].
+        out: the result [value].
+    """
+    (parts,) = top.shape
+    part = lax.broadcasted_iota(jnp.int32, (1 << (parts - 1).bit_length(),), 0)
+    real, source = part < parts, jnp.minimum(part, parts - 1)
+    tops = jnp.where(real, top[source], MIN_SCORE)
+    share = jnp.where(real, jnp.exp(tops - jnp.max(tops)), 0.0)
+    column = lax.broadcasted_iota(jnp.int32, (1, weighted.shape[1]), 1)
+    merged = jnp.sum(share[:, None] * weighted[source[:, None], column], axis=0)
+    visible = limit[0] >= 0
+    divisor = jnp.where(visible, jnp.sum(share * total[source]), 1.0)
+    out[...] = jnp.where(visible, merged / divisor, 0.0)
+
+
+def _merged(
+    limit: Array, parts: tuple[Array, Array, Array], tile: int, rows: int, *, interpret: bool
+) -> Float32[Array, "lane kv_head query value"]:
+    """Merge the parts of every row; tiles of `tile` rows have padding up to a power of two."""
+    from jax.experimental import pallas as pl
+
+    lanes, heads, count, _, value = parts[2].shape
+    written, columns = 1 << (tile - 1).bit_length(), min(value, max(MIN_ROWS, MAX_MERGED // count))
+
+    def of_parts(*columns: int) -> Any:
+        def index(lane: Any, head: Any, row: Any, column: Any) -> tuple[Any, ...]:
+            place = lax.div(row, np.int32(tile)) * np.int32(written) + lax.rem(row, np.int32(tile))
+            return lane, head, 0, place, *(column for _ in columns)
+
+        return pl.BlockSpec((pl.Squeezed(), pl.Squeezed(), count, pl.Squeezed(), *columns), index)
+
+    of_row = pl.BlockSpec((pl.Squeezed(), 1), lambda lane, head, row, column: (lane, row))
+    result = pl.BlockSpec((*[pl.Squeezed()] * 3, columns), lambda *indices: indices)
+    return gpu_call(
+        merge_parts_kernel,
+        pl.GridSpec(
+            grid=(lanes, heads, rows, value // columns),
+            in_specs=[of_row, of_parts(), of_parts(), of_parts(columns)],
+            out_specs=result,
+        ),
+        result_like((lanes, heads, rows, value), jnp.float32, parts[2]),
+        interpret=interpret,
+    )(limit, *parts)
 
 
 def decode_attention(
@@ -224,7 +264,7 @@ def decode_attention(
     shapes = (written,), (written,), (written, value_size)
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
     sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)
-    top, total, out = gpu_call(
+    results = gpu_call(
         partial(decode_attention_kernel, tiles=sizes),
         pl.GridSpec(
             grid=(lanes, kv_heads, tiles, parts),
@@ -243,12 +283,13 @@ def decode_attention(
         reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},
     )(pages, limit, query, *caches)
 
-    def of_rows(part: Array) -> Array:
-        part = part.reshape((lanes, kv_heads, parts, tiles, written, *part.shape[4:]))[:, :, :, :, :tile]
-        return part.reshape((lanes, kv_heads, parts, tiles * tile, *part.shape[5:]))[:, :, :, :rows]
+    if parts > 1:
+        return _merged(limit, results, tile, rows, interpret=interpret)
 
-    top, total, out = map(of_rows, (top, total, out))
-    share = jnp.exp(top - jnp.max(top, axis=2, keepdims=True))
-    out, total = (_summed_parts(sums) for sums in (out * share[..., None], (total * share)[..., None]))
-    visible = (limit[:, :rows] >= 0)[:, None, :, None]
-    return jnp.where(visible, out / jnp.where(visible, total, 1.0), 0.0)
+    def of_rows(part: Array) -> Array:
+        part = part.reshape((lanes, kv_heads, tiles, written, *part.shape[4:]))[:, :, :, :tile]
+        return part.reshape((lanes, kv_heads, tiles * tile, *part.shape[4:]))[:, :, :rows]
+
+    total, out = map(of_rows, results[1:])
+    visible = (limit[:, :rows] >= 0)[:, None, :]
+    return jnp.where(visible[..., None], out / jnp.where(visible, total, 1.0)[..., None], 0.0)

@@ -12,7 +12,7 @@ from functools import partial
 from typing import NamedTuple
 
 import jax.numpy as jnp
-from jax import Array
+from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum, l2_norm
@@ -90,7 +90,9 @@ def run_delta_rule(
 
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
-    plain = _step_for_gpus if inputs.devices.platform == "gpu" else _step
+    plain = _step
+    if inputs.devices.platform == "gpu":
+        plain = _step_for_gpus if inputs.slots is None else _step_of_taken_rows
     return by_kernel(partial(over_slots, plain, keep_state=keep_state), inputs, keep_state)
 
 
@@ -131,6 +133,26 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
     real = inputs.valid[:, :, None, None]
     updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], state)
     out = unfused(jnp.sum(updated * q[:, :, None], axis=-1), inputs.devices.platform)
+    return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), updated)
+
+
+def _step_of_taken_rows(inputs: RecurrenceInputs) -> RecurrenceOutputs:
+    """Run one token in two operations: both reads with a copy of the rows, and an update that a scatter writes.
+
+    XLA:GPU fuses no read of a pool into its scatter. An output computed from the new rows would need a second copy.
+    """
+    state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh[:, None, None]
+    q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))
+    q, k = unfused(q, inputs.devices.platform), unfused(k, inputs.devices.platform)
+    decay = jnp.exp(g if g.ndim == k.ndim else g[:, :, None])
+    reads = [jnp.sum(state * unfused(decay * x, inputs.devices.platform)[:, :, None], axis=-1) for x in (q, k)]
+    rows, *reads = lax.optimization_barrier([state, *reads])
+    read_q, read_k = (jnp.where(fresh, 0.0, read) for read in reads)
+    delta = unfused(b[:, :, None] * (v - read_k), inputs.devices.platform)
+    out = read_q + jnp.sum(q * k, axis=-1, keepdims=True) * delta
+    decayed = jnp.where(fresh[..., None], 0.0, decay[:, :, None] * rows)
+    real = inputs.valid[:, :, None, None]
+    updated = jnp.where(real, decayed + delta[:, :, :, None] * k[:, :, None], rows)
     return RecurrenceOutputs(jnp.where(real, out[:, None], 0.0), updated)
 
 

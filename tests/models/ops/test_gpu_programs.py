@@ -105,6 +105,23 @@ def test_a_state_is_updated_in_place_by_its_reader(step: Callable[..., Any]) -> 
     assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
 
 
+@pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
+def test_states_by_slot_are_copied_once(step: Callable[..., Any]) -> None:
+    """Rows are read and copied, then updated by a scatter: XLA fuses no read of a pool into its scatter."""
+    lanes, heads, size = 64, 8, 128
+
+    def run(q, k, v, g, b, state, valid, fresh, slots):
+        beta = b if step is delta_rule_step else None
+        return tuple(step(RecurrenceInputs(q, k, v, g, state, valid, fresh, beta, Devices(platform="gpu"), slots)))
+
+    vectors, gates, pool = array(lanes, 1, heads, size), array(lanes, 1, heads), array(80, heads, size, size)
+    each = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_), array(lanes, dtype=I32)
+    scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, pool, *each, donated=(5,))
+    states = 4 * lanes * heads * size * size
+    assert scratch < 1.1 * states
+    assert result.moved < 4.2 * states
+
+
 def attended(lanes: int, kv_heads: int, groups: int, size: int, context: int) -> Kernels:
     """Compile attention of one token of each lane over the pages of a cache."""
     rows, pages = paged(lanes, kv_heads, context, size)

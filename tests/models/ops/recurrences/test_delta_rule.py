@@ -1,15 +1,20 @@
 """Three forms of the gated delta rule agree for all lengths and touch nothing else."""
 
+from dataclasses import replace
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
+from recurrence_cases import FORMS, check
+from recurrence_cases import inputs as recurrence_lanes
 from recurrence_checks import check_equation, check_gradients, check_idle_lane, check_single_tokens
 from recurrence_equations import delta_rule_reference
 from recurrence_forms import on_arrays
 
 from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_step
+from models.sharding.devices import Devices
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
@@ -186,3 +191,18 @@ def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
 @PER_HEAD_AND_PER_CHANNEL
 def test_gradients_of_the_chunked_form_match_the_reference(channels: bool) -> None:
     check_gradients(channel_chunked if channels else chunked, reference, inputs((11, 4), channels=channels))
+
+
+@PLATFORMS
+@pytest.mark.parametrize("form", FORMS[:2])
+def test_rows_by_slot_are_read_and_written_alone(form: str, platform: str) -> None:
+    """NaN in an idle lane, a fresh lane's old row and rows of other sequences has no effect."""
+    lanes = recurrence_lanes(form, 8, 4, devices=Devices(platform=platform))
+    slots = np.array([7, 0, 4, 2, 5])
+    pool = np.full((9, *lanes.state.shape[1:]), np.nan, np.float32)
+    pool[slots] = lanes.state
+    run = jax.jit(lambda inputs: tuple(delta_rule_step(inputs)))
+    output, rows = run(replace(lanes, state=jnp.asarray(pool), slots=jnp.asarray(slots, jnp.int32)))
+    check(form, lanes, (output, rows[slots]))
+    np.testing.assert_array_equal(rows[slots[1]], lanes.state[1])
+    assert np.isnan(np.delete(rows, slots, axis=0)).all()

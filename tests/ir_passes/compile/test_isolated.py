@@ -95,13 +95,6 @@ def test_is_compiled_anew_for(make: Any, step: IsolatedStep) -> None:
     assert len(step.certificates) == 2
 
 
-def test_is_compiled_anew_under_another_setting_of_jax(step: IsolatedStep) -> None:
-    step(*arguments())
-    with jax.default_matmul_precision("float32"):
-        step(*arguments())
-    assert len(step.certificates) == 2
-
-
 @pytest.mark.parametrize("name", ["jax_enable_x64", "jax_default_prng_impl", "jax_memory_fitting_level"])
 def test_settings_of_a_program_are_part_of_its_key(name: str, step: IsolatedStep) -> None:
     value = {"jax_enable_x64": True, "jax_default_prng_impl": "rbg"}.get(name, "O1")

@@ -312,10 +312,7 @@ def test_a_kept_proof_is_not_one_of_a_step_with_other_bodies(tmp_path) -> None:
     """The programs differ only in the functions of their calls."""
 
     def step(first, second):
-        def two_callbacks(x):
-            return (pure(second)(pure(first)(x)),)
-
-        return two_callbacks
+        return lambda x: (pure(second)(pure(first)(x)),)
 
     item, other = (lambda x: x + 1), (lambda x: x[::-1])
     con = contract(**{"<lambda>": ROWS})

@@ -321,11 +321,7 @@ cases(
 
 def put_back(put):
     """Return a step that sums in tiles and puts them back: `put` of tokens, sums, places, mask and layout."""
-
-    def run(x, c):
-        return put(x, jnp.cumsum(tiles(before_the_end)(x, c), 1), places(c), before_the_end(c), c)
-
-    return run
+    return lambda x, c: put(x, jnp.cumsum(tiles(before_the_end)(x, c), 1), places(c), before_the_end(c), c)
 
 
 def tiles_back_without_a_mask(x, c):

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 
 from hybridlm.engine import decoding
 from hybridlm.engine.decoding import Decoding
@@ -50,16 +50,12 @@ def kept_for_the_lanes(patch: pytest.MonkeyPatch) -> None:
     operands_kept(patch, by_lane=True)
 
 
-def duplicate_after_condensing(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._fit_decode_lanes
-
-    def fit(self: Scheduler, pool: RowPool) -> int:
-        previous, lanes = self._decode_lanes, right(self, pool)
-        if lanes != previous and len(self.decoding) > 1:
-            self.decoding[-1].slot = self.decoding[0].slot
-        return lanes
-
-    patch.setattr(Scheduler, "_fit_decode_lanes", fit)
+@replaced(Scheduler, "_fit_decode_lanes")
+def duplicate_after_condensing(right: Any, self: Scheduler, pool: RowPool) -> int:
+    previous, lanes = self._decode_lanes, right(self, pool)
+    if lanes != previous and len(self.decoding) > 1:
+        self.decoding[-1].slot = self.decoding[0].slot
+    return lanes
 
 
 def state_stays_behind(patch: pytest.MonkeyPatch) -> None:
@@ -92,14 +88,10 @@ def lanes_exchanged(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Scheduler, "_by_lane", wrong)
 
 
-def one_token_further(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._decode_step
-
-    def wrong(self: Scheduler) -> Any:
-        self.decoding[0].consumed += 1
-        return right(self)
-
-    patch.setattr(Scheduler, "_decode_step", wrong)
+@replaced(Scheduler, "_decode_step")
+def one_token_further(right: Any, self: Scheduler) -> Any:
+    self.decoding[0].consumed += 1
+    return right(self)
 
 
 def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:

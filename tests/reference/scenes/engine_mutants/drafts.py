@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 from engine_mutants.traffic import REQUESTS, Alone
 
 from hybridlm.engine.decoding import Decoding, DispatchedStep
@@ -79,17 +79,13 @@ def moved_by_one(patch: pytest.MonkeyPatch) -> None:
     settled(patch, lambda decoding, dispatched, accepted: np.minimum(accepted, 1))
 
 
-def moved_twice(patch: pytest.MonkeyPatch) -> None:
+@replaced(Decoding, "_verify")
+def moved_twice(right: Any, self: Decoding, *about: Any) -> DispatchedStep:
     """Advance twice: by one at dispatch, and by the accepted tokens at reading."""
-    right = Decoding._verify
-
-    def verify(self: Decoding, *about: Any) -> DispatchedStep:
-        dispatched = right(self, *about)
-        for sequence, _ in dispatched.sequences:
-            sequence.consumed += 1
-        return dispatched
-
-    patch.setattr(Decoding, "_verify", verify)
+    dispatched = right(self, *about)
+    for sequence, _ in dispatched.sequences:
+        sequence.consumed += 1
+    return dispatched
 
 
 def drafted_lanes_alone_move(patch: pytest.MonkeyPatch) -> None:
@@ -156,11 +152,9 @@ def drafts_are_certain(patch: pytest.MonkeyPatch) -> None:
     drafts_told(patch, np.zeros_like)
 
 
-def drafts_past_the_end(patch: pytest.MonkeyPatch) -> None:
-    def propose(self: Speculation, sequence: Any, context: int) -> tuple[int, ...]:
-        return sequence.drafting.propose(sequence.generated, self.tokens, self._vocab_size)
-
-    patch.setattr(Speculation, "_propose", propose)
+@replaced(Speculation, "_propose")
+def drafts_past_the_end(_: Any, self: Speculation, sequence: Any, context: int) -> tuple[int, ...]:
+    return sequence.drafting.propose(sequence.generated, self.tokens, self._vocab_size)
 
 
 MUTANTS = (

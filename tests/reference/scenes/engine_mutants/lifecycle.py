@@ -1,9 +1,10 @@
 """Rows taken, begun on, given back and begun again by the wrong rules."""
 
 import itertools
+from typing import Any
 
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 
 from hybridlm.engine import scheduler
 from hybridlm.engine.scheduler import Scheduler
@@ -21,33 +22,23 @@ def row_by_request_number(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(SlotOwner, "acquire", by_number)
 
 
-def freed_twice(patch: pytest.MonkeyPatch) -> None:
-    right = SlotOwner.release
-
-    def twice(self: SlotOwner, slot: Slot) -> None:
-        right(self, slot)
-        right(self, slot)
-
-    patch.setattr(SlotOwner, "release", twice)
+@replaced(SlotOwner, "release")
+def freed_twice(right: Any, self: SlotOwner, slot: Slot) -> None:
+    right(self, slot)
+    right(self, slot)
 
 
-def cancelled_keeps_its_row(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler.leave
-
-    def leave(self: Scheduler, sequence: ActiveSequence) -> None:
-        for sequences in (self.prefilling, self.decoding):
-            if sequence in sequences:
-                sequences.remove(sequence)
-        right(self, sequence)
-
-    patch.setattr(Scheduler, "leave", leave)
+@replaced(Scheduler, "leave")
+def cancelled_keeps_its_row(right: Any, self: Scheduler, sequence: ActiveSequence) -> None:
+    for sequences in (self.prefilling, self.decoding):
+        if sequence in sequences:
+            sequences.remove(sequence)
+    right(self, sequence)
 
 
-def one_token_prompt_goes_on(patch: pytest.MonkeyPatch) -> None:
-    def feed(tokens: tuple[int, ...], position: int) -> Feed:
-        return Feed(tokens, 1 if len(tokens) == 1 and position == 0 else position)
-
-    patch.setattr(scheduler, "Feed", feed)
+@replaced(scheduler, "Feed")
+def one_token_prompt_goes_on(_: Any, tokens: tuple[int, ...], position: int) -> Feed:
+    return Feed(tokens, 1 if len(tokens) == 1 and position == 0 else position)
 
 
 def begins_again_on_its_state(patch: pytest.MonkeyPatch) -> None:

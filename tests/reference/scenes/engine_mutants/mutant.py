@@ -3,11 +3,30 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import Any
 
 import pytest
 
 Fault = Callable[[pytest.MonkeyPatch], None]
 """Puts the fault in, until the patch is undone."""
+
+
+def replaced(owner: Any, name: str) -> Callable[[Callable[..., Any]], Fault]:
+    """Return a decorator that makes a fault of `body(right, *arguments)`: it is called in the place of `right`.
+
+    Args:
+        owner: class or module of the replaced function.
+        name: of the function in `owner`.
+    """
+
+    def fault_of(body: Callable[..., Any]) -> Fault:
+        def put_in(patch: pytest.MonkeyPatch) -> None:
+            right = getattr(owner, name)
+            patch.setattr(owner, name, lambda *arguments, **options: body(right, *arguments, **options))
+
+        return put_in
+
+    return fault_of
 
 
 class Finder(StrEnum):

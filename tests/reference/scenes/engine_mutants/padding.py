@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 from engine_mutants.slots import mapped
 
 from hybridlm.engine.engine import Engine
@@ -42,31 +42,23 @@ def modulo(patch: pytest.MonkeyPatch) -> None:
     first_slot(patch, lambda row, rows: row % 2)
 
 
-def row_0_is_padding(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._by_lane
-
-    def by_lane(self: Scheduler, *about: Any) -> tuple[list[ActiveSequence | None], LaneMap]:
-        lanes, lane_map = right(self, *about)
-        if len(lanes) > 1:
-            lanes = [lane if row else None for lane, row in zip(lanes, lane_map.rows, strict=True)]
-        return lanes, lane_map
-
-    patch.setattr(Scheduler, "_by_lane", by_lane)
+@replaced(Scheduler, "_by_lane")
+def row_0_is_padding(right: Any, self: Scheduler, *about: Any) -> tuple[list[ActiveSequence | None], LaneMap]:
+    lanes, lane_map = right(self, *about)
+    if len(lanes) > 1:
+        lanes = [lane if row else None for lane, row in zip(lanes, lane_map.rows, strict=True)]
+    return lanes, lane_map
 
 
-def parked_rows_are_free(patch: pytest.MonkeyPatch) -> None:
+@replaced(Scheduler, "_admit")
+def parked_rows_are_free(right: Any, self: Scheduler) -> None:
     """A prompt is consumed in the row of a sequence that decodes."""
-    right = Scheduler._admit
-
-    def admit(self: Scheduler) -> None:
-        previous = list(self.prefilling)
-        right(self)
-        for sequence in self.prefilling:
-            if sequence not in previous and self.decoding and self._pool is not None and sequence.slot is not None:
-                self._pool.owner.release(sequence.slot)
-                sequence.slot = self.decoding[0].slot
-
-    patch.setattr(Scheduler, "_admit", admit)
+    previous = list(self.prefilling)
+    right(self)
+    for sequence in self.prefilling:
+        if sequence not in previous and self.decoding and self._pool is not None and sequence.slot is not None:
+            self._pool.owner.release(sequence.slot)
+            sequence.slot = self.decoding[0].slot
 
 
 def first_use_runs_twice(patch: pytest.MonkeyPatch) -> None:

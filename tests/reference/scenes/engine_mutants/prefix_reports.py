@@ -17,10 +17,8 @@ PREFIXES = (
     Report("vLLM#53142", "a state found by blocks of another size", ("another-size-of-spans",), tests=(REFUSED,)),
     Report("SGLang#34820", "a state kept in a narrower dtype", tests=(SAME_GRID,)),
     Report("vLLM#53505", "what comes from elsewhere is another state", ("back-from-the-host",)),
-    Report(
-        "SGLang#29973", "three grids that do not meet",
-        ("hit-rounded-to-chunks", "cut-edge-from-its-beginning"), (), (EVERY_BOUNDARY,),
-    ),
+    Report("SGLang#29973", "three grids that do not meet", ("hit-rounded-to-chunks", "cut-edge-from-its-beginning"), (),
+           (EVERY_BOUNDARY,)),
     Report("vLLM#57267", "requests that share a prefix in one step", tests=(TOGETHER, SCHEDULES)),
     FORTY["Atlas#141"],
     FORTY["SGLang#39342"],

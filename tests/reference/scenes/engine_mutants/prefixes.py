@@ -5,7 +5,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
@@ -42,36 +42,26 @@ def restored(patch: pytest.MonkeyPatch, change) -> None:
     patch.setattr(RowMoves, "_restore", restore)
 
 
-def of_the_first_row(patch: pytest.MonkeyPatch) -> None:
+@replaced(RowMoves, "_keep")
+def of_the_first_row(right: Any, self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
     """Every state is copied from the row of the step's first lane."""
-    right = RowMoves._keep
-
-    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
-        row, *rest = maps
-        right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
-
-    patch.setattr(RowMoves, "_keep", keep)
+    row, *rest = maps
+    right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
 
 
-def labelled_as_the_whole_prompt(patch: pytest.MonkeyPatch) -> None:
-    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
-        assert self._engine.prefix_cache is not None and sequence.slot is not None
-        self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
-
-    patch.setattr(Scheduler, "_cache_state", keep)
+@replaced(Scheduler, "_cache_state")
+def labelled_as_the_whole_prompt(_: Any, self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
+    assert self._engine.prefix_cache is not None and sequence.slot is not None
+    self._engine.prefix_cache.keep(pool, sequence.slot, sequence.request.prompt, owner=sequence)
 
 
-def counted_one_ahead(patch: pytest.MonkeyPatch) -> None:
+@replaced(Scheduler, "_cache_state")
+def counted_one_ahead(right: Any, self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
     """A state has the next step's counter, if the step reads one token."""
-    right = Scheduler._cache_state
-
-    def keep(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
-        ahead = sequence.consumed < len(sequence.request.prompt)
-        sequence.consumed += ahead
-        right(self, sequence, pool)
-        sequence.consumed -= ahead
-
-    patch.setattr(Scheduler, "_cache_state", keep)
+    ahead = sequence.consumed < len(sequence.request.prompt)
+    sequence.consumed += ahead
+    right(self, sequence, pool)
+    sequence.consumed -= ahead
 
 
 def shared_state_written(patch: pytest.MonkeyPatch) -> None:
@@ -114,13 +104,10 @@ def another_size_of_spans(patch: pytest.MonkeyPatch) -> None:
     restored(patch, change)
 
 
-def first_of_a_page(patch: pytest.MonkeyPatch) -> None:
+@replaced(moves, "buffers_by_block")
+def first_of_a_page(_: Any, spans: Any) -> dict[int, CachedBuffers]:
     """Read a page from the first span that has a part of it."""
-
-    def first(spans: Any) -> dict[int, CachedBuffers]:
-        return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in reversed(spans)}
-
-    patch.setattr(moves, "buffers_by_block", first)
+    return {buffers.position // KV_BLOCK: buffers for buffers, _, _ in reversed(spans)}
 
 
 def partly_filled_page_shared(patch: pytest.MonkeyPatch) -> None:
@@ -141,14 +128,10 @@ def page_not_held(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPages, "keep", keep)
 
 
-def rounded_to_chunks(patch: pytest.MonkeyPatch) -> None:
+@replaced(RowMoves, "restore")
+def rounded_to_chunks(right: Any, self: RowMoves, *arguments: Any, **options: Any) -> int:
     """The prompt continues at the last whole chunk, on a later token's state."""
-    right = RowMoves.restore
-
-    def restore(self: RowMoves, *arguments: Any, **options: Any) -> int:
-        return right(self, *arguments, **options) // 5 * 5
-
-    patch.setattr(RowMoves, "restore", restore)
+    return right(self, *arguments, **options) // 5 * 5
 
 
 def ring_of_four(patch: pytest.MonkeyPatch) -> None:
@@ -226,16 +209,12 @@ def one_span_for_all(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(CacheMemory, "evict_one", noted)
 
 
-def any_tokens(patch: pytest.MonkeyPatch) -> None:
+@replaced(PrefixCache, "pinned")
+def any_tokens(right: Any, self: PrefixCache, prompt: Any, start: Any) -> Any:
     """The tree compares numbers of tokens only, and ignores the tokens."""
-    right = PrefixCache.pinned
-
-    def pinned(self: PrefixCache, prompt: Any, start: Any) -> Any:
-        nodes = [place for place in self._nodes.values() if place.position < len(prompt)]
-        deepest = max(nodes, key=lambda place: place.position, default=None)
-        return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
-
-    patch.setattr(PrefixCache, "pinned", pinned)
+    nodes = [place for place in self._nodes.values() if place.position < len(prompt)]
+    deepest = max(nodes, key=lambda place: place.position, default=None)
+    return right(self, prompt if deepest is None else [*_tokens(deepest), *prompt[deepest.position :]], start)
 
 
 def _tokens(place: Any) -> list[int]:
@@ -243,72 +222,40 @@ def _tokens(place: Any) -> list[int]:
 
 
 MUTANTS = (
-    EngineMutant(
-        "kept-of-the-first-row", "SGLang#31833", "of prompts that share a step each state is the first lane's",
-        Finder.ALONE, of_the_first_row,
-    ),
-    EngineMutant(
-        "labelled-as-the-whole-prompt", "vLLM#43559", "a state in the middle of a prompt is kept as the one at its end",
-        Finder.LABEL, labelled_as_the_whole_prompt,
-    ),
-    EngineMutant(
-        "labelled-one-ahead", "SGLang#31369", "the counter that names a state leads it by a token",
-        Finder.LABEL, counted_one_ahead,
-    ),
-    EngineMutant(
-        "shared-state-written", "vLLM#56196", "a sequence keeps its state where the one is that it went on from",
-        Finder.ALONE, shared_state_written,
-    ),
-    EngineMutant(
-        "keys-without-the-state", "vLLM#43090", "keys and values are put back, the recurrent state is not",
-        Finder.ALONE, keys_without_the_state,
-    ),
-    EngineMutant(
-        "state-without-the-keys", "SGLang#22493", "the recurrent state is put back, keys and values are not",
-        Finder.ALONE, state_without_the_keys,
-    ),
-    EngineMutant(
-        "another-size-of-spans", "vLLM#53142", "where a span ends is counted in blocks of another group's size",
-        Finder.ALONE, another_size_of_spans,
-    ),
-    EngineMutant(
-        "cut-edge-from-its-beginning", "vLLM#34587", "a page is read from the span that has its beginning only",
-        Finder.ALONE, first_of_a_page,
-    ),
-    EngineMutant(
-        "hit-rounded-to-chunks", "SGLang#29973", "a prompt goes on at a whole chunk with the state of a later token",
-        Finder.LABEL, rounded_to_chunks,
-    ),
-    EngineMutant(
-        "ring-of-states", "Atlas#141", "two states have one place in a ring",
-        Finder.ALONE, ring_of_four,
-    ),
-    EngineMutant(
-        "kept-and-never-written", "SGLang#39342", "the move is left out, the place is handed on as the state",
-        Finder.ALONE, never_written,
-    ),
-    EngineMutant(
-        "layout-left-behind", "SGLang#288", "a state is kept in another layout and put back as if it were the row's",
-        Finder.ALONE, layout_left_behind,
-    ),
-    EngineMutant(
-        "kept-before-the-step", "SGLang#24954", "a state is taken before the step has run that its label counts",
-        Finder.ALONE, before_the_step,
-    ),
-    EngineMutant(
-        "back-from-the-host", "vLLM#53505", "what comes back from the host is another state",
-        Finder.ALONE, one_span_for_all,
-    ),
-    EngineMutant(
-        "partly-filled-page-shared", "MinivLLM#98", "a page that a sequence still writes is shared",
-        Finder.OWNER, partly_filled_page_shared,
-    ),
-    EngineMutant(
-        "page-not-held", "vLLM#52360", "a state names a page that its row gives back",
-        Finder.OWNER, page_not_held,
-    ),
-    EngineMutant(
-        "found-by-length", "vLLM#45477", "the state after as many tokens is taken, whichever they were",
-        Finder.LABEL, any_tokens,
-    ),
+    EngineMutant("kept-of-the-first-row", "SGLang#31833", "of prompts that share a step each state is the first lane's",
+                 Finder.ALONE, of_the_first_row),
+    EngineMutant("labelled-as-the-whole-prompt", "vLLM#43559",
+                 "a state in the middle of a prompt is kept as the one at its end", Finder.LABEL,
+                 labelled_as_the_whole_prompt),
+    EngineMutant("labelled-one-ahead", "SGLang#31369", "the counter that names a state leads it by a token",
+                 Finder.LABEL, counted_one_ahead),
+    EngineMutant("shared-state-written", "vLLM#56196",
+                 "a sequence keeps its state where the one is that it went on from", Finder.ALONE,
+                 shared_state_written),
+    EngineMutant("keys-without-the-state", "vLLM#43090", "keys and values are put back, the recurrent state is not",
+                 Finder.ALONE, keys_without_the_state),
+    EngineMutant("state-without-the-keys", "SGLang#22493", "the recurrent state is put back, keys and values are not",
+                 Finder.ALONE, state_without_the_keys),
+    EngineMutant("another-size-of-spans", "vLLM#53142",
+                 "where a span ends is counted in blocks of another group's size", Finder.ALONE, another_size_of_spans),
+    EngineMutant("cut-edge-from-its-beginning", "vLLM#34587",
+                 "a page is read from the span that has its beginning only", Finder.ALONE, first_of_a_page),
+    EngineMutant("hit-rounded-to-chunks", "SGLang#29973",
+                 "a prompt goes on at a whole chunk with the state of a later token", Finder.LABEL, rounded_to_chunks),
+    EngineMutant("ring-of-states", "Atlas#141", "two states have one place in a ring", Finder.ALONE, ring_of_four),
+    EngineMutant("kept-and-never-written", "SGLang#39342", "the move is left out, the place is handed on as the state",
+                 Finder.ALONE, never_written),
+    EngineMutant("layout-left-behind", "SGLang#288",
+                 "a state is kept in another layout and put back as if it were the row's", Finder.ALONE,
+                 layout_left_behind),
+    EngineMutant("kept-before-the-step", "SGLang#24954",
+                 "a state is taken before the step has run that its label counts", Finder.ALONE, before_the_step),
+    EngineMutant("back-from-the-host", "vLLM#53505", "what comes back from the host is another state", Finder.ALONE,
+                 one_span_for_all),
+    EngineMutant("partly-filled-page-shared", "MinivLLM#98", "a page that a sequence still writes is shared",
+                 Finder.OWNER, partly_filled_page_shared),
+    EngineMutant("page-not-held", "vLLM#52360", "a state names a page that its row gives back", Finder.OWNER,
+                 page_not_held),
+    EngineMutant("found-by-length", "vLLM#45477", "the state after as many tokens is taken, whichever they were",
+                 Finder.LABEL, any_tokens),
 )  # fmt: skip

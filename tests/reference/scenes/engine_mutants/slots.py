@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from engine_mutants.mutant import EngineMutant, Finder
+from engine_mutants.mutant import EngineMutant, Finder, replaced
 
 from hybridlm.engine import scheduler
 from hybridlm.engine.decoding import Decoding
@@ -55,28 +55,20 @@ def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
     mapped(patch, lambda slots, pool: first_slots.setdefault(len(slots), slots))
 
 
-def given_back_before_the_last_step(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._release_finished
-
-    def release(self: Scheduler, dispatched: Any) -> None:
-        for sequence, _ in dispatched.sequences:
-            if sequence.slot is not None and self._pool is not None and sequence.remaining(self._engine.context) == 1:
-                self._pool.owner.release(sequence.slot)
-        right(self, dispatched)
-
-    patch.setattr(Scheduler, "_release_finished", release)
+@replaced(Scheduler, "_release_finished")
+def given_back_before_the_last_step(right: Any, self: Scheduler, dispatched: Any) -> None:
+    for sequence, _ in dispatched.sequences:
+        if sequence.slot is not None and self._pool is not None and sequence.remaining(self._engine.context) == 1:
+            self._pool.owner.release(sequence.slot)
+    right(self, dispatched)
 
 
-def decodes_in_another_row(patch: pytest.MonkeyPatch) -> None:
+@replaced(Scheduler, "_start_decoding")
+def decodes_in_another_row(right: Any, self: Scheduler, sequence: ActiveSequence) -> None:
     """A sequence exchanges rows with a decoding sequence at the end of its prompt."""
-    right = Scheduler._start_decoding
-
-    def start(self: Scheduler, sequence: ActiveSequence) -> None:
-        if self.decoding:
-            sequence.slot, self.decoding[0].slot = self.decoding[0].slot, sequence.slot
-        right(self, sequence)
-
-    patch.setattr(Scheduler, "_start_decoding", start)
+    if self.decoding:
+        sequence.slot, self.decoding[0].slot = self.decoding[0].slot, sequence.slot
+    right(self, sequence)
 
 
 def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
@@ -93,31 +85,25 @@ def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "run", run)
 
 
-def given_back_too_early(patch: pytest.MonkeyPatch) -> None:
+@replaced(RowPages, "reserve")
+def given_back_too_early(right: Any, self: RowPages, row: int, positions: int) -> None:
     """A row with a new second page frees its first page too early."""
-    right = RowPages.reserve
-
-    def reserve(self: RowPages, row: int, positions: int) -> None:
-        before = len(self._pages[row])
-        right(self, row, positions)
-        if before == 1 and len(self._pages[row]) == 2 and self.owner is not None:
-            self.owner.release(self._pages[row][0])
-
-    patch.setattr(RowPages, "reserve", reserve)
+    before = len(self._pages[row])
+    right(self, row, positions)
+    if before == 1 and len(self._pages[row]) == 2 and self.owner is not None:
+        self.owner.release(self._pages[row][0])
 
 
-def one_page_for_two_lanes(patch: pytest.MonkeyPatch) -> None:
-    right = RowPages.table
-
-    def table(self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        pages = right(self, lane_rows, used)
-        if pages is None or len(pages) < 2 or not pages[:2, 0].all():
-            return pages
-        pages = pages.copy()
-        pages[1, 0] = pages[0, 0]
+@replaced(RowPages, "table")
+def one_page_for_two_lanes(
+    right: Any, self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]
+) -> np.ndarray | None:
+    pages = right(self, lane_rows, used)
+    if pages is None or len(pages) < 2 or not pages[:2, 0].all():
         return pages
-
-    patch.setattr(RowPages, "table", table)
+    pages = pages.copy()
+    pages[1, 0] = pages[0, 0]
+    return pages
 
 
 def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
@@ -137,42 +123,30 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(RowPages, "table", table)
 
 
-def preempted_keeps_its_pages(patch: pytest.MonkeyPatch) -> None:
-    right = Scheduler._preempt
-
-    def preempt(self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
-        with pytest.MonkeyPatch.context() as inner:
-            inner.setattr(RowPages, "release", lambda self, row: None)
-            right(self, sequence, pool)
-
-    patch.setattr(Scheduler, "_preempt", preempt)
+@replaced(Scheduler, "_preempt")
+def preempted_keeps_its_pages(right: Any, self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
+    with pytest.MonkeyPatch.context() as inner:
+        inner.setattr(RowPages, "release", lambda self, row: None)
+        right(self, sequence, pool)
 
 
 def grows_without_a_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decoding, "grow", lambda self, sequence, pool: True)
 
 
-def resumes_with_a_stale_count(patch: pytest.MonkeyPatch) -> None:
+@replaced(ActiveSequence, "begin")
+def resumes_with_a_stale_count(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence goes on at its old position, in an empty row."""
-    right = ActiveSequence.begin
-
-    def begin(self: ActiveSequence) -> None:
-        consumed = self.consumed
-        right(self)
-        self.consumed = min(consumed, len(self.prompt) - 1)
-
-    patch.setattr(ActiveSequence, "begin", begin)
+    consumed = self.consumed
+    right(self)
+    self.consumed = min(consumed, len(self.prompt) - 1)
 
 
-def resumes_without_its_tokens(patch: pytest.MonkeyPatch) -> None:
+@replaced(ActiveSequence, "begin")
+def resumes_without_its_tokens(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence reads its prompt alone, and samples its first tokens once more."""
-    right = ActiveSequence.begin
-
-    def begin(self: ActiveSequence) -> None:
-        right(self)
-        self.prompt = self.request.prompt
-
-    patch.setattr(ActiveSequence, "begin", begin)
+    right(self)
+    self.prompt = self.request.prompt
 
 
 MUTANTS = (

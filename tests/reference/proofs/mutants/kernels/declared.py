@@ -207,10 +207,7 @@ def called_back(function: Callable[..., Any], x: Array) -> Array:
 
 
 def _two(first: Callable[..., Any], second: Callable[..., Any]) -> Callable[..., Any]:
-    def step(pool, slots, x, w):
-        return rows.plain_step(pool, slots, called_back(second, called_back(first, x)), w)
-
-    return step
+    return lambda pool, slots, x, w: rows.plain_step(pool, slots, called_back(second, called_back(first, x)), w)
 
 
 def _of_name(name: str, function: Callable[..., Any]) -> Callable[..., Any]:

@@ -23,10 +23,7 @@ BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW)
 
 
 def _of(base: str, prefix: str) -> Any:
-    def made(id: str, description: str, step: Any) -> Any:
-        return wrong(base, f"token-{prefix}-{id}", "vLLM", description, step, *BAD)
-
-    return made
+    return lambda id, description, step: wrong(base, f"token-{prefix}-{id}", "vLLM", description, step, *BAD)
 
 
 _before, _after, _both, _window, _risen, _padding, _strided = map(

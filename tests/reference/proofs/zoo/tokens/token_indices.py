@@ -35,11 +35,7 @@ def draw_as_many(rng: np.random.Generator) -> tuple[Any, ...]:
 
 def windows(mask: Step, gathered: Step) -> Step:
     """Return a step that sums earlier tokens where a mask [tokens, WIDTH] is true."""
-
-    def step(x, cu):
-        return jnp.where(mask(cu)[..., None], gathered(x), 0.0).sum(1)
-
-    return step
+    return lambda x, cu: jnp.where(mask(cu)[..., None], gathered(x), 0.0).sum(1)
 
 
 def places() -> Array:

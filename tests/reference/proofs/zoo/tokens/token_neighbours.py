@@ -67,11 +67,7 @@ def gathering(ids: Mask) -> Any:
 
 def window(mask: Mask, shifted: Shift) -> Any:
     """Return a step that adds an earlier or later token where a mask is true."""
-
-    def step(x, cu):
-        return x + jnp.where(mask(cu)[:, None], shifted(x), 0.0)
-
-    return step
+    return lambda x, cu: x + jnp.where(mask(cu)[:, None], shifted(x), 0.0)
 
 
 def padded(by: int) -> Shift:

@@ -54,11 +54,7 @@ def tiles(
     gather: Callable[[Array, Array], Array] = clipped,
 ) -> Any:
     """Return a step that gathers each lane's tokens at places, selected by a mask."""
-
-    def step(x, cu):
-        return jnp.where(mask(cu)[..., None], gather(x, places(cu)), 0.0)
-
-    return step
+    return lambda x, cu: jnp.where(mask(cu)[..., None], gather(x, places(cu)), 0.0)
 
 
 def from_the_last(cu: Array) -> Array:
@@ -67,11 +63,7 @@ def from_the_last(cu: Array) -> Array:
 
 def filled(mask: Callable[[Array], Array] = before_end, padding: int = TOKENS) -> Any:
     """Return a step that reads at masked places, with zeros past the last token."""
-
-    def step(x, cu):
-        return x.at[jnp.where(mask(cu), places(cu), padding)].get(mode="fill", fill_value=0.0)
-
-    return step
+    return lambda x, cu: x.at[jnp.where(mask(cu), places(cu), padding)].get(mode="fill", fill_value=0.0)
 
 
 def sliced(length: int = WIDTH) -> Any:
@@ -87,11 +79,7 @@ def sliced(length: int = WIDTH) -> Any:
 
 def spread(mask: Callable[[Array], Array]) -> Any:
     """Return a step that gives each lane all tokens, and zeros under a mask [lanes, tokens]."""
-
-    def step(x, cu):
-        return jnp.where(mask(cu)[..., None], x[None], 0.0)
-
-    return step
+    return lambda x, cu: jnp.where(mask(cu)[..., None], x[None], 0.0)
 
 
 def between_bounds(cu: Array) -> Array:
@@ -214,11 +202,7 @@ def pool_rows(row: Callable[[Array, Array], Array] = lambda slots, i: slots[i]) 
 
 def masked_sums(mask: Callable[..., Array] = lambda cu, i: (index() >= cu[i]) & (index() < cu[i + 1])) -> Any:
     """Return a map over lanes that sums the tokens of each lane by a mask."""
-
-    def step(x, cu):
-        return lax.map(lambda i: jnp.where(mask(cu, i)[:, None], x, 0.0).sum(0), jnp.arange(LANES))
-
-    return step
+    return lambda x, cu: lax.map(lambda i: jnp.where(mask(cu, i)[:, None], x, 0.0).sum(0), jnp.arange(LANES))
 
 
 def unrolled_sums(x, cu):

@@ -12,7 +12,6 @@ import jax
 from jax.sharding import Mesh
 
 from hybridlm.checkpoint import (
-    Checkpoint,
     OpenModel,
     bind,
     dotted,
@@ -26,7 +25,7 @@ from hybridlm.checkpoint import (
 from hybridlm.checkpoint.adapters import adapter_folder, base_of, has_adapter
 from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.hub import resolve_folder
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint.model import end_tokens, open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
@@ -37,7 +36,6 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import admit_model, admit_steps, weight_bytes
 from hybridlm.engine.warmup import first_shapes
 from hybridlm.errors import CheckpointError
-from hybridlm.files.strict_json import read_object
 from hybridlm.keywords import suggests_keywords
 from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
@@ -54,7 +52,6 @@ from hybridlm.text_model import LoadedFiles
 from hybridlm.version import __version__
 from ir_passes.compile.stored import ExecutableStore
 from ir_passes.jaxpr.refused import require_threads
-from models import DecoderConfig
 
 _log = logging.getLogger("hybridlm")
 
@@ -171,7 +168,7 @@ def load(
     start.ended("engine")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
-    end = _end_tokens(directory, config)
+    end = end_tokens(directory, config)
     start.ended("memory")
     for line in [] if tokenizer is None else _other_ends(tokenizer, end):
         _log.warning(line)
@@ -229,18 +226,6 @@ def _adapter_of_decisions(path_or_hub_id: str | os.PathLike[str], path: Path, fo
             "decision.json) should be null; adapter=False loads the weights alone.",
         )
     return adapter
-
-
-def _end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, else of config.json, as transformers."""
-    ids = []
-    path = directory.path / "generation_config.json"
-    if path.exists():
-        field = read_object(path, 1 << 20).get("eos_token_id")
-        ids += field if isinstance(field, list) else [] if field is None else [field]
-    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
-        raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
-    return tuple(dict.fromkeys(ids or config.eos_token_ids))
 
 
 def _other_ends(tokenizer: Tokenizer, end: tuple[int, ...]) -> list[str]:

@@ -6,6 +6,7 @@ from typing import Any
 
 from hybridlm.checkpoint import Checkpoint, CheckpointError, OpenModel, has_head, head_tensors, open_checkpoint
 from hybridlm.checkpoint.directory import read_config
+from hybridlm.files.strict_json import read_object
 from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, family_of
 
 
@@ -98,3 +99,15 @@ def require_head(directory: Checkpoint) -> None:
             "Some copies of a model leave it out; the original has it. A model is saved with its head where it was "
             f"loaded with it. {INSTEAD}",
         )
+
+
+def end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
+    """Return the end tokens of generation_config.json, else of config.json, as transformers."""
+    ids = []
+    path = directory.path / "generation_config.json"
+    if path.exists():
+        field = read_object(path, 1 << 20).get("eos_token_id")
+        ids += field if isinstance(field, list) else [] if field is None else [field]
+    if any(isinstance(token, bool) or not isinstance(token, int) or token < 0 for token in ids):
+        raise ValueError(f"{path}: eos_token_id: expected a token id or a list of them, found {ids!r}")
+    return tuple(dict.fromkeys(ids or config.eos_token_ids))

@@ -536,8 +536,8 @@ class LM(Token):
             partial: missing parameters stay.
 
         Raises:
-            CheckpointError: every wrong name, shape and dtype, or quantised weights; nothing has changed. Or an
-                unreadable tensor of a file: the model then has no weights until a complete update.
+            CheckpointError: every wrong name, shape and dtype, quantised weights, or another tokenizer, template or end
+                token; nothing has changed. Or an unreadable tensor: no weights until a complete update.
             ValueError: a packed model, one without a vocabulary head, or several processes.
             RuntimeError: unfinished requests of a session.
         """

@@ -28,9 +28,10 @@ from hybridlm.checkpoint import (
 )
 from hybridlm.checkpoint.given_tensors import NAMES, content_fingerprint, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.model import family_of_model
+from hybridlm.checkpoint.model import end_tokens, family_of_model
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.arguments import shards_of_model
+from hybridlm.text.tokenizer import Tokenizer
 from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
@@ -44,12 +45,15 @@ class ModelWeights:
 
     Attributes:
         types: in memory, by name.
+        tokenizer, eos_token_ids: of the loaded files.
     """
 
     config: DecoderConfig
     dtype: str
     placement: Placement
     types: Mapping[str, jax.ShapeDtypeStruct]
+    tokenizer: Tokenizer | None = None
+    eos_token_ids: tuple[int, ...] = ()
 
     @property
     def family(self) -> Family:
@@ -153,6 +157,9 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
             raise CheckpointError(
                 path, "config.json: expected the configuration of the model that is loaded; load this one"
             )
+        if faults := _faults_of_texts(checkpoint, config, model):
+            advice = "Load this one; or give its tensors, which takes them without its other files."
+            raise CheckpointError(path, faults, advice)
     grouped = getattr(checkpoint, "grouped", None)
     if (grouped is not None and grouped.quantised) or getattr(checkpoint, "packed", None):
         raise CheckpointError(
@@ -164,6 +171,23 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
     return Update(
         names, lambda params: fingerprint_of(checkpoint, model.dtype), partial(_read, checkpoint, family, model)
     )
+
+
+def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: ModelWeights) -> list[str]:
+    """Return the faults of other tokens and templates than the loaded ones; absent files are no fault."""
+    chosen = (checkpoint.path / "generation_config.json").exists()
+    new, old = end_tokens(checkpoint, config), model.eos_token_ids if chosen else model.config.eos_token_ids
+    faults = [f"end tokens: expected {sorted(old)}, found {sorted(new)}"] if new and set(new) != set(old) else []
+    tokenizer, loaded = Tokenizer.from_dir(checkpoint.path), model.tokenizer
+    if tokenizer is None or loaded is None:
+        return faults
+    pairs = {
+        "tokenizer": (tokenizer.fingerprint, loaded.fingerprint),
+        "chat templates": (tokenizer.chat_templates, loaded.chat_templates),
+        "special tokens": (tokenizer.special_tokens, loaded.special_tokens),
+    }
+    names = [name for name, (found, expected) in pairs.items() if found and found != expected]
+    return [*faults, *(f"{name}: expected those of the loaded model, found others" for name in names)]
 
 
 def _parameter_update(

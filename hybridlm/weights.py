@@ -41,7 +41,7 @@ class Weights:
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
         self.decoder, self.source_fingerprint = decoder, files.fingerprint
-        self._texts, self._adapters = texts, list(files.adapters)
+        self._texts, self._files, self._adapters = texts, files, list(files.adapters)
         self._types = {
             name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)
             for name, param in texts.params.items()
@@ -57,8 +57,9 @@ class Weights:
 
     @property
     def _description(self) -> ModelWeights:
-        engine = self._engine
-        return ModelWeights(self._texts.config, engine.kind.dtype, engine.placement, self._types)
+        engine, files = self._engine, self._files
+        texts = files.tokenizer, files.eos_token_ids
+        return ModelWeights(self._texts.config, engine.kind.dtype, engine.placement, self._types, *texts)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
         self._require_replaceable("merge_adapter")

@@ -1,7 +1,11 @@
 """New weights in a loaded model: replaced, refused, and unchanged parts."""
 
 import gc
+import json
+import re
+import shutil
 import weakref
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -313,6 +317,42 @@ def test_an_updated_model_is_saved_and_takes_no_adapter(
 def test_another_configuration_is_refused(lm: hybridlm.LM, tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match="configuration"):
         lm.update(write_random_checkpoint("dense_base", tmp_path))
+
+
+def swapped(file: dict[str, Any]) -> dict[str, Any]:
+    vocabulary = file["model"]["vocab"]
+    return {"model": file["model"] | {"vocab": vocabulary | {"A": vocabulary["B"], "B": vocabulary["A"]}}}
+
+
+OTHER_TEXTS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] = {
+    "end tokens: expected [2], found [2, 5]": ("generation_config.json", lambda file: {"eos_token_id": [2, 5]}),
+    "end tokens: expected [2], found [7]": ("config.json", lambda file: {"eos_token_id": 7}),
+    "tokenizer: expected those": ("tokenizer.json", swapped),
+    "chat templates: expected": ("tokenizer_config.json", lambda file: {"chat_template": "{{ messages }}"}),
+    "special tokens: expected": ("tokenizer_config.json", lambda file: {"bos_token": "<begin>"}),
+}
+
+
+@pytest.mark.parametrize("fault", OTHER_TEXTS)
+def test_another_tokenizer_template_or_end_token_is_refused(
+    lm: hybridlm.LM, base: Path, other: Path, tmp_path: Path, fault: str
+) -> None:
+    """The loaded ones stay in use: texts would be cut, or ended, otherwise than by the new files."""
+    for file in (*base.iterdir(), *other.iterdir()):
+        shutil.copy(file, tmp_path)
+    old = logprobs(lm)
+    lm.update(tmp_path)
+    new = logprobs(lm)
+    lm.update(base)
+    name, fields = OTHER_TEXTS[fault]
+    path = tmp_path / name
+    file = json.loads(path.read_text()) if path.exists() else {}
+    path.write_text(json.dumps(file | fields(file)))
+    with pytest.raises(CheckpointError, match=re.escape(fault)):
+        lm.update(tmp_path)
+    assert logprobs(lm) == old != new
+    lm.update(load_file(tmp_path / "model.safetensors"))
+    assert logprobs(lm) == new
 
 
 @pytest.mark.slow

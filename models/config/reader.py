@@ -84,7 +84,7 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
-        """Read true or false; null, which is false in transformers, is a fault if the default is true."""
+        """Read true or false; null is false in transformers."""
         value = self.get(name)
         if value is None and not (default and name in self._fields):
             return default

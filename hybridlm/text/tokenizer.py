@@ -159,7 +159,7 @@ class Tokenizer:
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return a copy with further special tokens; new ones get the last ids."""
+        """Return a copy with further special tokens."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Backend
 

@@ -36,7 +36,7 @@ TORCH = "pytorch_model.bin"
 NVIDIA = "hf_quant_config.json"
 """NVIDIA's second description of a quantised checkpoint."""
 SEPARATE: Mapping[str, str] = {"quantize_config.json": "gptq", "quant_config.json": "awq"}
-"""File of an older library, read without `quantization_config` in config.json -> its method."""
+"""File of an older library -> method."""
 # Mixed-precision checkpoints list tens of thousands of layers in config.json.
 MAX_CONFIG_BYTES = 16 * MEGABYTE
 MAX_INDEX_BYTES = 100 * MEGABYTE

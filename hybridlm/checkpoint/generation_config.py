@@ -1,4 +1,4 @@
-"""generation_config.json: its end tokens, and a warning of other settings, which are not used."""
+"""End tokens of generation_config.json; its other settings are not used."""
 
 from collections.abc import Mapping
 from pathlib import Path
@@ -11,7 +11,7 @@ _SAMPLING: Mapping[str, Any] = {
     "temperature": 1, "top_k": 0, "top_p": 1, "min_p": 0, "top_h": 1, "typical_p": 1, "epsilon_cutoff": 0,
     "eta_cutoff": 0,
 }  # fmt: skip
-"""Fields that count with `do_sample` -> value without effect."""
+"""Field that `do_sample` needs -> value without effect."""
 _ALWAYS: Mapping[str, Any] = {
     "do_sample": False, "num_beams": 1, "guidance_scale": 1, "penalty_alpha": 0, "token_healing": False,
     "remove_invalid_values": False, "min_length": 0, "min_new_tokens": 0, "no_repeat_ngram_size": 0,
@@ -26,11 +26,7 @@ _ALWAYS: Mapping[str, Any] = {
 
 
 def read_generation(directory: Path) -> tuple[list[int], list[str]]:
-    """Return the end tokens of a checkpoint's file, and a warning of settings that transformers would use.
-
-    Raises:
-        ValueError: end tokens that are no token ids.
-    """
+    """Return end tokens, and a warning of settings; raises ValueError for end tokens that are no ids."""
     path = directory / NAME
     fields = read_object(path, MEGABYTE) if path.exists() else {}
     field = fields.get("eos_token_id")

@@ -164,11 +164,11 @@ def _read_tensors(
 ) -> tuple[Any, list[str], tuple[str, ...]]:
     """Read a parameter from its tensors.
 
-    Only parts for this process's devices are read, into their final place. Besides the result, one tensor is in memory
-    (file-backed pages can be dropped), and on an accelerator one shard. No memory is shared with the files.
+    Only parts for this process's devices are read. Besides the result, one tensor is in memory (its pages can be
+    dropped), and on an accelerator one shard.
 
     Returns:
-        The parameter, its stored dtypes or schemes if converted, and a sentence per tensor with lost rows.
+        The parameter, stored dtypes if converted, and a sentence per tensor with lost rows.
     """
     weight, source, names = choice.weight, choice.source, choice.names
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}

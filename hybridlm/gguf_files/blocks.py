@@ -1,7 +1,7 @@
 """Codes and scales, by groups of columns, from the blocks of GGUF files.
 
 The numbers equal `gguf.quants.dequantize`: `code * scale`, or `code * scale - zero`, exact in float32 and so rounded
-once. Scales of K-quants are products of two stored numbers; they take 32 bits here.
+once. Scales of K-quants are products, in 32 bits.
 """
 
 from collections.abc import Callable, Mapping, Sequence

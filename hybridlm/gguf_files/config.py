@@ -14,7 +14,7 @@ MAX_SIZE, MAX_FAULT = 2**31, 400
 """Bounds of sizes and of a fault's characters."""
 _END = ("eos_token_id", "eot_token_id", "eom_token_id")
 _FACTORS = ("rope.scaling.factor", "rope.scale_linear")
-"""Without a type they stretch RoPE linearly in llama.cpp."""
+"""They stretch RoPE in llama.cpp."""
 _FIXED: Mapping[str, tuple[float, ...]] = {
     **dict.fromkeys(("rope.scaling.attn_factor", "embedding_scale", "residual_scale", "expert_gating_func"), (1,)),
     **dict.fromkeys(("expert_weights_scale", "logit_scale", "expert_group_count"), (1, 0)),
@@ -22,7 +22,7 @@ _FIXED: Mapping[str, tuple[float, ...]] = {
     **dict.fromkeys(("attention.scale", "attention.sliding_window", "attention.clamp_kqv"), (0,)),
     **dict.fromkeys(("expert_weights_norm", "attention.causal"), (True,)),  # not causal: encoders
 }
-"""Key -> its implemented values, also where it is absent."""
+"""Key -> implemented values, first the default."""
 _UNUSED = ("vocab_size", "full_attention_interval", "feed_forward_length", "rope.scaling.original_context_length")
 
 
@@ -49,12 +49,12 @@ class ArchitectureMetadata(ConfigReader):
 
 
 def gguf_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the fields of config.json of the original model; raises as `read_architecture`."""
+    """Return the original config.json; raises as `read_architecture`."""
     return read_architecture(header)[0]
 
 
 def read_architecture(header: GgufHeader) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return the fields of config.json, and the keys of the architecture that are not used.
+    """Return config.json, and unused keys.
 
     Raises:
         CheckpointError: another architecture, or missing or contradictory metadata.

@@ -38,8 +38,8 @@ class Hints:
         bits: of packed integers; empty for any.
         zero_plus_one: zero points are stored less one (first GPTQ version).
         fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
-        groups: columns with one scale of integers; empty for any.
-        ordered, zeros: integers have an order of columns, and zero points.
+        groups: columns of a scale of integers.
+        ordered, zeros: integers have an order of columns, or zero points.
     """
 
     block: tuple[int, int] = (128, 128)

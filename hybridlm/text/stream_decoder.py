@@ -1,7 +1,6 @@
 """Incremental detokenization: joined pieces equal the whole text, and never change; stop strings end it.
 
-`tokenizers.decoders.DecodeStream` raises for invalid bytes after a returned character, holds back a U+FFFD of the
-text, and has no end.
+`tokenizers.decoders.DecodeStream` raises for invalid bytes, holds back a U+FFFD of the text, and has no end.
 """
 
 import json

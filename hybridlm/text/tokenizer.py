@@ -34,7 +34,7 @@ OF_THE_END = frozenset({"add_generation_prompt", "continue_final_message"})
 
 
 class Tokenizer:
-    """A tokenizer with its special tokens and chat templates.
+    """A tokenizer with special tokens and chat templates.
 
     Attributes:
         special_tokens, chat_templates: by name ("bos_token"; "default" by default).
@@ -75,8 +75,7 @@ class Tokenizer:
     def from_dir(path: str | os.PathLike[str]) -> "Tokenizer | None":
         """Return the tokenizer of a checkpoint directory or a GGUF file, or None.
 
-        Reads tokenizer.json or Kimi's tiktoken.model, tokenizer_config.json, chat templates and, of older checkpoints,
-        special_tokens_map.json and added_tokens.json; warns of another format.
+        Warns of another format; docs/checkpoints/compatibility.md lists the files.
 
         Raises:
             CheckpointError: an unreadable file, or an unknown tokenizer class.
@@ -160,7 +159,7 @@ class Tokenizer:
         return {token.content: token.special for token in self._backend.get_added_tokens_decoder().values()}
 
     def with_special_tokens(self, tokens: Sequence[str]) -> "Tokenizer":
-        """Return a copy with further special tokens; new ones get the last ids."""
+        """Return a copy with further special tokens."""
         from tokenizers import AddedToken
         from tokenizers import Tokenizer as Backend
 
@@ -199,7 +198,7 @@ class Tokenizer:
         return frozenset(special), frozenset(special.keys() - tools)
 
     def decode(self, ids: Iterable[int], skip_special_tokens: bool = True, keep_tool_markers: bool = False) -> str:
-        """Return the text of token ids; skips ids beyond the vocabulary.
+        """Return the text of ids; skips ids beyond the vocabulary.
 
         Raises:
             ValueError: a negative id, or of more than 32 bits.

@@ -84,8 +84,9 @@ class ConfigReader:
         return float(value)
 
     def flag(self, name: str, default: bool) -> bool:
+        """Read true or false; null is false in transformers."""
         value = self.get(name)
-        if value is None:
+        if value is None and not (default and name in self._fields):
             return default
         if not isinstance(value, bool):
             self.fault(name, "true or false")

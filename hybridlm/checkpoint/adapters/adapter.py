@@ -159,7 +159,7 @@ def has_adapter(directory: Path) -> bool:
 
 
 def own_adapter(directory: Path) -> Path | None:
-    """Return the adapter folder that `load` merges by default; raises CheckpointError."""
+    """Return the folder that `load` merges; raises CheckpointError."""
     if has_adapter(directory):
         return directory
     folder = adapter_folder(directory)

@@ -276,6 +276,7 @@ def test_only_qwen3_next_chooses_whether_to_normalise(normalise: bool) -> None:
     for config, expected in ((NEXT, normalise), (SPARSE, True)):
         moe = read(config | {"norm_topk_prob": normalise}).layers[0][1]
         assert isinstance(moe, MoeConfig) and moe.router.normalise is expected
+    assert "norm_topk_prob" in faults_of(NEXT | {"norm_topk_prob": None})[0]  # false in transformers
 
 
 @pytest.mark.parametrize(("value", "ids"), [(None, ()), (7, (7,)), (0, (0,)), ([7, 9], (7, 9)), ([], ())])

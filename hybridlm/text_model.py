@@ -109,6 +109,7 @@ class TextModel:
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self.text_inputs.tokenizer = tokenizer
+        self.__dict__.pop("prompts", None)
 
     @property
     def engine(self) -> Engine:

@@ -175,8 +175,8 @@ class Engine:
     def require_parameters(self) -> None:
         if not self.params:
             raise RuntimeError(
-                "the model has no weights, because replacing them failed on the way; call LM.update again with all of "
-                "them, or load the model again"
+                "the model has no weights: another thread is replacing them, or that failed; then call LM.update again "
+                "with all of them, or load the model again"
             )
 
     def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: Fingerprint) -> None:

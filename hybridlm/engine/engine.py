@@ -56,6 +56,17 @@ MAX_PREFILL_LANES = 4
 
 TURN_LOCK = threading.Condition()
 """Held while queues or a pool change."""
+
+
+def in_turn() -> bool:
+    """Whether this thread holds `TURN_LOCK`."""
+    try:
+        TURN_LOCK.notify(0)
+    except RuntimeError:
+        return False
+    return True
+
+
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 

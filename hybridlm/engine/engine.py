@@ -145,7 +145,7 @@ class Engine:
 
     @property
     def finished(self) -> FinishedTexts | None:
-        """Results of finished texts of this thread's file; calls of other threads are not of the file."""
+        """Results of finished texts of this thread's file."""
         return getattr(self._of_thread, "finished", None)
 
     @finished.setter

@@ -238,7 +238,7 @@ class RowMoves:
 
 
 def _may_move(array: jax.Array, kind: jax.ShapeDtypeStruct) -> bool:
-    """Whether a step takes an array for another of this type: it lies there, or is bound to no device."""
+    """Whether a step takes an array: it is on the type's devices, or uncommitted."""
     devices = array.sharding.device_set
     if kind.sharding is None:
         return len(devices) == 1

@@ -73,8 +73,6 @@ class LM(Token):
 
     Attributes:
         config: from config.json.
-        context: maximum tokens of prompt and completion together.
-        eos_token_ids: tokens that end a completion.
         start: seconds of each part of `load`.
         text_model: the model as tasks use it.
     """
@@ -87,13 +85,22 @@ class LM(Token):
     ):  # fmt: skip
         self.start, self.text_model = start, TextModel(engine, source, params, start)
         self._weights = Weights(self.text_model, model, source)
-        self.path, self.config, self.context = source.path, engine.config, engine.context
-        self.eos_token_ids = source.eos_token_ids
+        self.path, self.config = source.path, engine.config
 
     @property
     def model(self) -> Decoder:
         """nnx module with the parameters; over a mesh in the sizes of one device."""
         return self._weights.decoder
+
+    @property
+    def context(self) -> int:
+        """Maximum tokens of prompt and completion together."""
+        return self.text_model.text_inputs.context
+
+    @property
+    def eos_token_ids(self) -> tuple[int, ...]:
+        """Tokens that end a completion."""
+        return self.text_model.eos_token_ids
 
     @property
     def tokenizer(self) -> Tokenizer | None:

@@ -154,7 +154,7 @@ class Session(Token):
 
     @property
     def busy(self) -> bool:
-        """Whether `step` has not yet returned a request's end; True after an error that lost requests."""
+        """Whether `step` has not yet returned a request's end, also after an error."""
         return bool(self._alive or self._events or self._lost)
 
     @takes_settings

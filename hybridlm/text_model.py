@@ -96,7 +96,8 @@ class TextModel:
         self.fingerprint = files.fingerprint
         self.config, self.structure, self.options = engine.config, engine.programs.structure, engine.options
         self.text_inputs = Inputs(
-            files.tokenizer, self.config.vocab_size, engine.context, self.eos_token_ids, engine.moves.require,
+            files.tokenizer, self.config.vocab_size, engine.context, self.eos_token_ids,
+            lambda snapshot: engine.moves.require(snapshot),  # other ones after `LM.update`
             self.config.placeholders, engine.cache_limit, engine.head_drafts,
         )  # fmt: skip
 
@@ -108,6 +109,7 @@ class TextModel:
     @tokenizer.setter
     def tokenizer(self, tokenizer: Tokenizer | None) -> None:
         self.text_inputs.tokenizer = tokenizer
+        self.__dict__.pop("prompts", None)
 
     @property
     def engine(self) -> Engine:

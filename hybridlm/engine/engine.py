@@ -56,6 +56,17 @@ MAX_PREFILL_LANES = 4
 
 TURN_LOCK = threading.Condition()
 """Held while queues or a pool change."""
+
+
+def holds_turn() -> bool:
+    """Whether this thread holds `TURN_LOCK`."""
+    try:
+        TURN_LOCK.notify(0)
+    except RuntimeError:
+        return False
+    return True
+
+
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -134,7 +145,7 @@ class Engine:
 
     @property
     def finished(self) -> FinishedTexts | None:
-        """Results of finished texts of this thread's file; calls of other threads are not of the file."""
+        """Results of finished texts of this thread's file."""
         return getattr(self._of_thread, "finished", None)
 
     @finished.setter
@@ -175,8 +186,8 @@ class Engine:
     def require_parameters(self) -> None:
         if not self.params:
             raise RuntimeError(
-                "the model has no weights, because replacing them failed on the way; call LM.update again with all of "
-                "them, or load the model again"
+                "the model has no weights: another thread is replacing them, or that failed; then call LM.update again "
+                "with all of them, or load the model again"
             )
 
     def replace_parameters(self, params: tuple[jax.Array, ...], fingerprint: Fingerprint) -> None:

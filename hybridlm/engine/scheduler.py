@@ -22,7 +22,7 @@ from typing import Any, TypeVar, cast
 import numpy as np
 
 from hybridlm.engine.decoding import Decoding, DispatchedStep
-from hybridlm.engine.engine import TURN_LOCK, Engine
+from hybridlm.engine.engine import TURN_LOCK, Engine, holds_turn
 from hybridlm.engine.probing import Probing
 from hybridlm.engine.reading import QueuedText, Reading, T
 from hybridlm.engine.speculation import Speculation
@@ -227,8 +227,15 @@ class Scheduler:
             self._requeue(sequence)
         self._pool = None
 
-    @_in_turn
     def close(self) -> None:
+        if holds_turn():  # Python collects an iterator within another queue's turn, which must not see rows go
+            self._heaps.clear()
+            self._finalizer()
+        else:
+            self._close()
+
+    @_in_turn
+    def _close(self) -> None:
         self._finalizer.detach()
         self._heaps.clear()
         for sequence in self.joined:
@@ -550,9 +557,11 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
         queue.close()
 
 
-def _give_up(groups: Sequence[Sequence[Queued]], engine: Engine) -> None:
+def _give_up(groups: Sequence[list[Any]], engine: Engine) -> None:
     for sequence in itertools.chain(*groups):
         if isinstance(sequence, QueuedText):
             sequence.reading.release(sequence)
         elif sequence.slot is not None:
             engine.release(sequence.slot)
+    for group in groups:
+        group.clear()

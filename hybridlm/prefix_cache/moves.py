@@ -12,7 +12,7 @@ from hybridlm.rows.arrays import maker_of_zeros
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers, KeptPage
 from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import PoolPart, RowPool
-from hybridlm.rows.snapshot import Snapshot, StateKind, nothing_consumed, require_consumed, token_hash
+from hybridlm.rows.snapshot import Snapshot, SnapshotError, StateKind, nothing_consumed, require_consumed, token_hash
 from hybridlm.steps.structure import Rows
 from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
@@ -139,6 +139,14 @@ class RowMoves:
     def require(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError for a snapshot that cannot be continued here."""
         snapshot.require(self.kind)
+        if snapshot.state is None:
+            return
+        for array, kind in zip(snapshot.state.arrays, self._buffer_types["state"], strict=True):
+            if isinstance(array, jax.Array) and not _may_move(array, kind):
+                raise SnapshotError(
+                    f"a state of {len(array.sharding.device_set)} devices cannot be continued by a model on others; "
+                    "write it with Prefix.save and read it with lm.load_prefix"
+                )
 
     def restore(self, snapshot: Snapshot, pool: RowPool, slot: Slot, tokens: Sequence[int], owner: Any) -> int:
         """Restore a snapshot into a new row; return the consumed tokens.
@@ -227,6 +235,14 @@ class RowMoves:
     ) -> None:
         target, shape = PoolPart(pool, self._part_indices[part]), self._shape(part, False, _size(pool, part))
         self._runner.move(Move(shape, target, buffers, maps, mark), self.example_arguments)
+
+
+def _may_move(array: jax.Array, kind: jax.ShapeDtypeStruct) -> bool:
+    """Whether a step takes an array: it is on the type's devices, or uncommitted."""
+    devices = array.sharding.device_set
+    if kind.sharding is None:
+        return len(devices) == 1
+    return not array.committed or devices == kind.sharding.device_set
 
 
 def _size(pool: RowPool, part: RowPart) -> int:

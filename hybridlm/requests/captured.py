@@ -24,7 +24,7 @@ _PATH = re.compile(r"layers\[(\d+)\].*\.(\w+)")
 
 
 def parse_path(name: str) -> tuple[int, str] | None:
-    """Return layer and array of a name like "layers[3][0].recurrent" or "layers[3][0].mamba.conv", or None."""
+    """Return layer and array of a name like "layers[3][0].mamba.conv", or None."""
     match = _PATH.fullmatch(name)
     return None if match is None else (int(match[1]), match[2])
 

@@ -326,3 +326,10 @@ def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -
         future.result(10)
         other.result(10)
     assert order == ["/one", "/other"] and setting() == initial
+
+
+@pytest.mark.parametrize("name", ["context", "eos_token_ids"])
+def test_an_option_cannot_be_set_later(text_lm: hybridlm.LM, name: str) -> None:
+    """It had no effect on completions."""
+    with pytest.raises(AttributeError, match=name):
+        setattr(text_lm, name, getattr(text_lm, name))

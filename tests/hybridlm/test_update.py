@@ -169,6 +169,8 @@ def test_nothing_of_the_weights_as_they_were_is_used(lm: hybridlm.LM, trained: h
     assert lm.stats["prefix_hits"] == 0
     with pytest.raises(ValueError, match="another model"):
         lm.generate([PROMPT], prefix=prefix)
+    (after,) = lm.generate([PROMPT[20:]], prefix=lm.prefix(PROMPT[:20]), max_tokens=4)
+    assert after.token_ids == expected.token_ids
 
 
 def test_no_second_copy_is_kept(lm: hybridlm.LM, trained: hybridlm.LM) -> None:

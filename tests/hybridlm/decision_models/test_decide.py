@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+import tokenizers
 from decision_checkpoint import TOGETHER, write_jev
 from filled import nan_token
 from text_checkpoint import SETTINGS
@@ -17,6 +18,7 @@ import hybridlm
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.decision_models.settings import read_settings
 from hybridlm.scoring.pooling import ReadText, read_hidden
+from hybridlm.text.tokenizer import Tokenizer
 from models import ConfigError
 
 QUESTIONS: dict[str, Any] = {
@@ -254,3 +256,20 @@ def test_a_head_that_is_not_implemented(text_lm: hybridlm.LM, tmp_path: Path) ->
     with pytest.raises(CheckpointError, match="attention_mode"):
         lm.decide("x", QUESTIONS)
     assert lm.generate(["a"], max_tokens=1)
+
+
+def test_another_tokenizer_encodes_the_next_prompts(lm: hybridlm.LM) -> None:
+    """Prompts of earlier calls kept the first tokenizer."""
+    assert lm.tokenizer is not None
+    first, before = lm.tokenizer, lm.text_model.decider().encode(REQUESTS[0])
+    content = json.loads((lm.path / "tokenizer.json").read_text())
+    vocabulary = content["model"]["vocab"]
+    vocabulary["e"], vocabulary["x"] = vocabulary["x"], vocabulary["e"]
+    try:
+        backend = tokenizers.Tokenizer.from_str(json.dumps(content))
+        lm.tokenizer = Tokenizer(backend, first.special_tokens, first.chat_templates)
+        after = lm.text_model.decider().encode(REQUESTS[0])
+    finally:
+        lm.tokenizer = first
+    assert [len(prompt.token_ids) for prompt in after] == [len(prompt.token_ids) for prompt in before]
+    assert [prompt.token_ids for prompt in after] != [prompt.token_ids for prompt in before]

@@ -13,6 +13,7 @@ from comparison import TOLERANCES
 
 import hybridlm
 from hybridlm.engine.snapshot_file import _arrays as arrays
+from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
 from models import family_of
@@ -214,6 +215,17 @@ def altered(prefix: hybridlm.Prefix, **kind: Any) -> hybridlm.Prefix:
     """Return the state with another label."""
     other = dataclasses.replace(prefix.snapshot.kind, **kind)
     return hybridlm.Prefix(prefix.token_ids, dataclasses.replace(prefix.snapshot, kind=other))
+
+
+def test_a_prefix_on_other_devices_is_refused(text_lm: hybridlm.LM) -> None:
+    """As one of the same model over a mesh; a file moves it."""
+    prefix = text_lm.prefix(IDS[:9])
+    state, mesh = prefix.snapshot.state, jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
+    assert state is not None
+    arrays = jax.device_put(state.arrays, jax.NamedSharding(mesh, jax.P()))
+    snapshot = dataclasses.replace(prefix.snapshot, state=CachedBuffers(arrays, state.position, state.mark))
+    with pytest.raises(hybridlm.SnapshotError, match="a state of 2 devices .*load_prefix"):
+        text_lm.generate([IDS[9:]], prefix=dataclasses.replace(prefix, snapshot=snapshot), max_tokens=2)
 
 
 def test_every_part_of_the_label_is_compared_by_itself(text_lm: hybridlm.LM) -> None:

@@ -191,3 +191,15 @@ def test_a_session_that_was_not_closed_gives_its_rows_back(lm: hybridlm.LM) -> N
     del session
     gc.collect()
     assert not lm.engine.pool.owner.held and not len(lm.engine.queues)
+
+
+def test_an_iterator_collected_within_a_turn_gives_its_rows_back_after_it(lm: hybridlm.LM) -> None:
+    """The collector may run while another queue chooses among the rows."""
+    stream = lm.stream([prompt(20)], max_tokens=9, **PLAIN)
+    next(stream)
+    pool = lm.engine.pool
+    with scheduler.TURN_LOCK:
+        stream.close()
+        assert len(pool.owner.held) == 1
+    assert not lm.engine.pool.owner.held and lm.engine.pool is pool
+    assert len(lm.generate([prompt(20)], max_tokens=9, **PLAIN)[0].token_ids) == 9

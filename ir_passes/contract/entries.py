@@ -73,7 +73,8 @@ class Packed:
         axis: the token axis, of equal length in all arrays of a layout.
         role: None for data of tokens. "cu_seqlens", an input: int32 [N + 1]; token t belongs to lane i if cu_seqlens[i]
             <= t < cu_seqlens[i + 1]; it begins with 0 and never falls (`query_start_loc`). "segment_ids", an input:
-            int32 [tokens], the lane of each token, N for padding. Each layout has one of them, or both in agreement.
+            int32 [tokens], the lane of each token, N for padding; never falls. Each layout has one of them, or both in
+            agreement.
         layout: name, for a step with several layouts, for example of queries and keys: token t of two layouts may
             belong to different lanes. A lane with tokens in one layout has tokens in every layout.
     """

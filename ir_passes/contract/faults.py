@@ -29,7 +29,7 @@ class ContractFault(StatementId):
     NOT_MEASURED = "not-measured", "Dependence is not measured of packed page tables."
     SHAPE = "shape", "cu_seqlens or the segment ids have another shape than the step needs."
     BEGIN = "begin", "cu_seqlens does not begin with 0."
-    FALLS = "falls", "cu_seqlens falls."
+    FALLS = "falls", "cu_seqlens or a segment id falls."
     END = "end", "cu_seqlens goes past the last token."
     RANGE = "range", "A segment id is no lane."
     DISAGREE = "disagree", "The segment ids are not those of cu_seqlens."

@@ -69,6 +69,11 @@ def check_packed(
                 ContractFault.RANGE.fault(f"segment id {ids[token]} of token {token}", f"expected [0, {lanes}]")
                 for token in wrong
             ]
+            fallen = np.flatnonzero(np.diff(ids) < 0).tolist() if cu_seqlens is None else []
+            faults += [
+                ContractFault.FALLS.fault(f"segment id {ids[token + 1]} of token {token + 1}", f"is below {ids[token]}")
+                for token in fallen
+            ]
             id_counts = np.bincount(ids[(ids >= 0) & (ids <= lanes)], minlength=lanes + 1)[:lanes]
             counts = id_counts if cu_seqlens is None else counts
             if cu_seqlens is not None and not faults and (ids != segment_ids(cu, tokens=tokens)).any():

@@ -132,6 +132,4 @@ _RULES: dict[str, Callable[..., Range | None]] = {
     "not": lambda a: (1 - a[1], 1 - a[0]) if a[0] >= 0 and a[1] <= 1 else None,
     "clamp": lambda low, x, high: (min(max(x[0], low[0]), high[0]), min(max(x[1], low[1]), high[1])),
     "convert_element_type": lambda a: a,
-    "copy": lambda a: a,
-    "stop_gradient": lambda a: a,
 }

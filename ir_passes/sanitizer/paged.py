@@ -48,7 +48,8 @@ def check_layout(judge: Judge, bound: BoundContract, values: list[Any]) -> None:
             wrong = (value[1:] < value[:-1]) | first | (value[1:] > end)
             present = value[1:] > value[:-1]
         else:
-            wrong = jnp.any((value < 0) | (value > bound.lanes)) & (lanes == 0)
+            falls = jnp.any(value[1:] < value[:-1])
+            wrong = (falls | jnp.any((value < 0) | (value > bound.lanes))) & (lanes == 0)
             present = jnp.any(value[:, None] == lanes, axis=0)
         first_layout = present if first_layout is None else first_layout
         wrong |= present != first_layout

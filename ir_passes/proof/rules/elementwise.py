@@ -73,7 +73,7 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
 
 
 _OWN_RULES = frozenset(
-    "max min clamp mul add sub lt le gt ge div rem sign ne eq and or xor convert_element_type select_n".split()
+    "max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type select_n".split()
 )
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of the computation on each element."""
@@ -118,12 +118,6 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
     if name == "min":
         return all(other[0] >= extent[1] for other in other_ranges)
     return len(other_ranges) == 2 and other_ranges[0][1] <= extent[0] and extent[1] <= other_ranges[1][0]
-
-
-@rule("xor", "or")
-@_unless_unchanged
-def either(site: Site, x: Value, y: Value) -> list[Value]:
-    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))]
 
 
 @rule("mul", reads="out_dtype")

@@ -64,10 +64,9 @@ def place_after_reshape(axis: int, old_shape: Shape, new_shape: Shape) -> tuple[
     for new_axis, size in enumerate(new_shape):
         if new_preceding == preceding and (size > 1 or old_shape[axis] == 1):
             new_stride = math.prod(new_shape[new_axis + 1 :])
-            if stride % new_stride == 0 and size * new_stride == old_shape[axis] * stride:
-                return new_axis, stride // new_stride, 1
-            if new_stride % stride == 0 and size * new_stride == old_shape[axis] * stride:
-                return new_axis, 1, new_stride // stride
+            is_multiple = stride % new_stride == 0 or new_stride % stride == 0
+            if is_multiple and size * new_stride == old_shape[axis] * stride:
+                return new_axis, max(stride // new_stride, 1), max(new_stride // stride, 1)
             return None
         new_preceding *= size
     return None

@@ -14,7 +14,7 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from models.ops.float32 import silu_gated
-from models.ops.gpu_call import gpu_call, load_if, shared_memory, store_if
+from models.ops.gpu_call import gpu_call, has_group_products, load_if, shared_memory, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
@@ -149,7 +149,10 @@ def expert_rows(
     pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
     # The interpreter stores the old numbers at masked places: places of a tile have to differ.
     places = max(count, rows) if interpret else count
-    columns = _columns(outputs, min(count, experts), MAX_COLUMNS // (1 + gated))
+    widest = MAX_COLUMNS // (1 + gated)
+    if gated and rows == MAX_ROWS and not has_group_products():
+        widest //= 2  # otherwise unpacked weights spill 1,032 bytes of a thread
+    columns = _columns(outputs, min(count, experts), widest)
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
     arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
@@ -165,7 +168,7 @@ def expert_rows(
             out_specs=full_spec,
         ),
         result_like((places, outputs), jnp.float32, rounded),
-        warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS else 4,
+        warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS // (1 if has_group_products() else 2) else 4,
         stages=STAGES,
         interpret=interpret,
         reads={3 + number: reads * size for number, size in enumerate(sizes)},

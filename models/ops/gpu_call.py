@@ -43,6 +43,11 @@ def runs_kernels() -> bool:
     return not capability or (major.isdecimal() and int(major) >= MIN_CAPABILITY)
 
 
+def has_group_products() -> bool:
+    """Return whether products read their operands from shared memory: from the H100 on, without consumer cards."""
+    return shared_memory() >= max(SHARED_MEMORY)
+
+
 def has_tensor_memory() -> bool:
     return not TENSOR_MEMORY.isdisjoint(_device_names())
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, has_group_products, shared_memory
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.chunk_decay import power_of_two
@@ -49,6 +49,10 @@ MANY = TileSizes(128, (128, 64), 64, 8, 3)
 """Tiles for more rows with packed weights, unpacked once for each tile of rows."""
 MIN_INSTANCES = 128
 """Program instances, about a GPU's processors."""
+SHARED_SPARE = 2048
+"""Bytes of shared memory for exchanges between threads."""
+MAX_SUMS = 1 << 13
+"""Sums of an instance without `has_group_products`: twice as many with unpacked weights spill 940 bytes of a thread."""
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
@@ -61,6 +65,14 @@ def unsupported(x: Any, weight: Any) -> str | None:
 
 
 KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
+
+
+def load_stages(sizes: TileSizes, iteration: int) -> int:
+    """Return the stages with all loads but one ahead in the card's shared memory; `iteration` has the loaded bytes."""
+    fitting = (
+        stages for stages in range(sizes.stages, 1, -1) if (stages - 1) * iteration + SHARED_SPARE <= shared_memory()
+    )
+    return next(fitting, 1)
 
 
 def row_product_kernel(x: Any, *refs: Any, terms: int, weights: Any, vectors: int, joined: Callable[..., Any]) -> None:
@@ -138,9 +150,15 @@ def row_product(
     lead = (groups,) if groups > 1 else ()
     padded = padded.reshape((*lead, -1, inputs))
     parts = padded.shape[-2] // tile
-    candidates = (width for width in sizes.columns if groups * parts * outputs >= MIN_INSTANCES * width)
-    columns = next(candidates, sizes.columns[-1])
+    widths = sizes.columns
+    if not has_group_products():
+        limit = MAX_SUMS // (tile * len(weights))
+        widths = tuple(width for width in widths if width <= limit) or (limit,)
+    candidates = (width for width in widths if groups * parts * outputs >= MIN_INSTANCES * width)
+    columns = next(candidates, widths[-1])
     instances = pl.cdiv(outputs, columns)
+    loaded = [columns * turn_span(array.shape[1], inputs, terms, 0)[1] * array.dtype.itemsize for array in arrays]
+    iteration = tile * terms * padded.dtype.itemsize + sum(loaded)
 
     def block(width: int, place: Callable[[Any], Any]) -> pl.BlockSpec:
         return pl.BlockSpec(
@@ -162,7 +180,7 @@ def row_product(
         ),
         [result_like((*padded.shape[:-1], instances * columns), dtype, padded)] * results.num_leaves,
         warps=sizes.warps,
-        stages=sizes.stages,
+        stages=load_stages(sizes, iteration),
         interpret=interpret,
     )(padded, *arrays, *vectors)
 

@@ -91,8 +91,8 @@ def run_delta_rule(
 
 def delta_rule_step(inputs: RecurrenceInputs, keep_state: bool = False) -> RecurrenceOutputs:
     plain = _step
-    if inputs.devices.platform == "gpu":
-        plain = _step_for_gpus if inputs.slots is None else _step_of_taken_rows
+    if inputs.devices.platform == "gpu":  # XLA updates a single lane's row in place
+        plain = _step_for_gpus if inputs.slots is None or len(inputs.slots) == 1 else _step_of_taken_rows
     return by_kernel(partial(over_slots, plain, keep_state=keep_state), inputs, keep_state)
 
 

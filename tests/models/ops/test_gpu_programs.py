@@ -21,8 +21,9 @@ from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, append, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROUNDED_ROWS, matrix_reads, tile_rows
+from models.ops.float32 import silu_gated
 from models.ops.gpu_call import gpu_call
-from models.ops.linear import linear
+from models.ops.linear import joined_linear, linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.delta_rule import delta_rule_step
@@ -347,6 +348,46 @@ def packed(shape: tuple[int, ...], groups: int, scheme: str) -> QuantisedWeight:
     """Types of a packed weight."""
     small = weight_of((*[1 for _ in shape[:-1]], shape[-1]), groups, PACKED[scheme])
     return jax.tree.map(lambda leaf: array(*shape[:-1], leaf.shape[-1], dtype=leaf.dtype), small)
+
+
+PRODUCTS: dict[str, tuple[tuple[int, ...], str, bool]] = {
+    "64 rows": ((64,), "", False), "64 rows, gated": ((64,), "", True), "64 rows of int8": ((64,), "int8", False),
+    "prompts of fp8, gated": ((4, 256), "fp8-block", True), "prompts of nvfp4, gated": ((4, 256), "nvfp4", True),
+}  # fmt: skip
+"""Name -> rows, scheme, and whether gate and up are one kernel."""
+
+
+def without_faults(target: str, run: Callable[..., Any], *shapes: Any) -> bool:
+    """Return whether a program has kernels, all within the limits of a card."""
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
+    with machine.tracing():
+        lowered = jax.jit(run).lower(*types)
+    kernels = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
+    return bool(kernels) and not [fault for kernel in kernels for fault in kernel.faults()]
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("target", CARDS)
+@pytest.mark.parametrize("name", PRODUCTS)
+def test_products_keep_the_limits_of_each_card(name: str, target: str) -> None:
+    """An L4 has no shared memory for 64 rows of float32 in four stages, and no registers for 128 x 128 sums."""
+    rows, scheme, gated = PRODUCTS[name]
+    outputs, inputs = (1024, 2048) if scheme else (8192, 2048)
+    groups = {"": 0, "int8": 1, "fp8-block": 16, "nvfp4": 128}[scheme]
+    weight = packed((outputs, inputs), groups, scheme) if scheme else array(outputs, inputs, dtype=BF16)
+    kernels = Devices(platform="gpu", kernels="auto")
+    joined = partial(joined_linear, devices=kernels, joined=silu_gated, dtype=BF16)
+    run = (lambda x, *weights: joined(x, weights)) if gated else partial(linear, devices=kernels)
+    assert without_faults(target, run, array(*rows, inputs), *[weight] * (1 + gated))
+
+
+@pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-a100"])
+def test_many_rows_of_packed_experts_spill_nothing(target: str) -> None:
+    weight, rows = packed((64, 1024, 2048), 128, "nvfp4"), 16384
+    run = partial(experts_product, devices=Devices(platform="gpu", kernels="auto"), gated=True)
+    assert without_faults(target, run, array(rows, 2048), weight, array(rows, dtype=I32))
 
 
 @pytest.mark.parametrize("rows", [1, 64, 2048])

@@ -242,11 +242,7 @@ class Certificate:
 
     @classmethod
     def from_json(cls, text: str | bytes) -> "Certificate":
-        """Read JSON text of `to_json`.
-
-        Raises:
-            RecordError: wrong format, field, id or checksum.
-        """
+        """Read JSON text of `to_json`; raises RecordError for any fault."""
         return record.from_json(cls, text, checksum=True, format=FORMAT)
 
     def report(self) -> str:

@@ -41,13 +41,7 @@ class CompiledStep(Running, Stage):
         target: absent machine; None for a step that can be called.
     """
 
-    def __init__(
-        self,
-        step: ProvedTrace,
-        calling: Calling,
-        program: CompiledProgram,
-        certificate: Certificate,
-    ):
+    def __init__(self, step: ProvedTrace, calling: Calling, program: CompiledProgram, certificate: Certificate):
         entry = calling.entry(program.compiled) if step.absent_target is None else partial(_refuse, step.absent_target)
         Running.__init__(self, entry, successors_of(step.bound), step.certify)
         Stage.__init__(self, step.trace, step.bound)
@@ -68,11 +62,7 @@ class CompiledStep(Running, Stage):
 
     @cached_property
     def kernel_resources(self) -> tuple[KernelResources, ...]:
-        """Threads, registers and spills of Pallas kernels for an absent GPU.
-
-        Raises:
-            TargetError: no ptxas, or XLA dumped no PTX.
-        """
+        """Threads, registers and spills of Pallas kernels for an absent GPU; may raise TargetError."""
         if self.target is None or self.target.is_local or self.target.platform != "gpu":
             return ()
         names = sorted({kernel.op_name for kernel in self.kernels.kernels if kernel.shapes})

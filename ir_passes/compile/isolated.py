@@ -214,7 +214,7 @@ def _places(leaves: list[Any]) -> Any:
 
 
 def _check_concrete(name: str, leaves: list[Any]) -> None:
-    if any(map(ir.is_traced, leaves)):
+    if any(isinstance(leaf, ir.Tracer) for leaf in leaves):
         raise TypeError(
             f"{name} is isolated and was called under a transformation of JAX (jit, vmap, grad, scan): what is proved "
             f"is the program that XLA compiles, and here it would be part of another one. Call it outside; or put "

@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.compile.certifying import uncovered_by_proof
 from ir_passes.compile.proving import prove_graph
 from ir_passes.contract.contract import BoundContract, LaneContract
-from ir_passes.contract.normal_form import step_form
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.contract.statements import NotCovered, Statement
 from ir_passes.jaxpr.collectives import Collective, schedule_of
 from ir_passes.jaxpr.placement import of_one_device

@@ -23,7 +23,7 @@ from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
 from ir_passes.contract.declared import declarations
-from ir_passes.contract.normal_form import step_form
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Statement
 from ir_passes.files.store import FileStore

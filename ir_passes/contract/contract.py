@@ -90,8 +90,7 @@ class LaneContract:
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
         """Assign entries to the arrays of `fn(*args)`, by a trace; `args` may be `jax.ShapeDtypeStruct`.
 
-        Raises:
-            ContractError: an entry is missing or does not fit; the message names the pytree path.
+        A missing or unfit entry raises ContractError with its pytree path.
         """
         return self.bind_trace(trace_function(fn, args))
 

@@ -73,11 +73,7 @@ def declaration_of(eqn: Any) -> RowWise | None:
 
 
 def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """Return how a called function differs from the declared function; None if equal.
-
-    Args:
-        check_vma: as the enclosing `shard_map` has it.
-    """
+    """Return how a called function differs from the declared function; None if equal."""
     body = ir.body_of(eqn)
     assert body is not None
     if body in _SEEN:
@@ -152,12 +148,7 @@ def declassify(x: Array, reason: str) -> Array:
 
 
 def retraced(body: ir.ClosedJaxpr, function: Callable[..., Any], check_vma: bool) -> ir.ClosedJaxpr | None:
-    """Trace a jitted function as in a call; None if it is no single call.
-
-    Args:
-        body: of the call; has the argument types and the mesh.
-        check_vma: as the enclosing `shard_map` has it.
-    """
+    """Trace a jitted function with a call's types and mesh; None if no single call."""
     avals = [var.aval for var in body.jaxpr.invars]
     programs: list[ir.ClosedJaxpr] = []
 

@@ -1,10 +1,11 @@
 """Contract entries: each describes one array, or an opaque operation."""
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, field, fields
+from dataclasses import dataclass, field
 from typing import Any, Literal, get_args
 
 from ir_passes.contract import fault_texts
+from ir_passes.contract.fault_texts import hiding
 from ir_passes.contract.faults import ContractFault
 
 LaneRole = Literal["length", "active", "accepted"]
@@ -13,14 +14,6 @@ SlotRole = Literal["both", "read", "write"]
 PackedRole = Literal["cu_seqlens", "segment_ids"]
 ONE_LAYOUT = "tokens"
 """Layout of packed tokens in a step without named layouts."""
-
-
-def shown(entry: Any, *hidden: str) -> str:
-    """Return an entry as a call, without hidden fields that have their defaults."""
-    names = [
-        field.name for field in fields(entry) if field.name not in hidden or getattr(entry, field.name) != field.default
-    ]
-    return f"{type(entry).__name__}({', '.join(f'{name}={getattr(entry, name)!r}' for name in names)})"
 
 
 @dataclass(frozen=True)
@@ -34,8 +27,7 @@ class Shared:
 
     role: SharedRole | None = None
 
-    def __repr__(self) -> str:
-        return "Shared()" if self.role is None else f"Shared(role={self.role!r})"
+    __repr__ = hiding("role")
 
 
 @dataclass(frozen=True)
@@ -83,8 +75,7 @@ class Packed:
     role: PackedRole | None = None
     layout: str = ONE_LAYOUT
 
-    def __repr__(self) -> str:
-        return shown(self, "layout")
+    __repr__ = hiding("layout")
 
 
 @dataclass(frozen=True)
@@ -139,8 +130,7 @@ class SlotMap(_RowMap):
     disjoint: bool = False
     local: str | None = None
 
-    def __repr__(self) -> str:
-        return shown(self, "local")
+    __repr__ = hiding("local")
 
 
 @dataclass(frozen=True)
@@ -176,8 +166,7 @@ class PageTable(_RowMap):
     layout: str = ONE_LAYOUT
     local: str | None = None
 
-    def __repr__(self) -> str:
-        return shown(self, "layout", "local")
+    __repr__ = hiding("layout", "local")
 
 
 @dataclass(frozen=True)

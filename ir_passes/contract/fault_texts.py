@@ -1,12 +1,26 @@
 """Messages and remedies of contract faults; no check depends on them."""
 
 from collections.abc import Callable, Collection, Iterable, Mapping
+from dataclasses import fields
 from typing import Any
 
 import jax
 import numpy as np
 
 from ir_passes.jaxpr.dtypes import is_integer
+
+
+def shown(entry: Any, *hidden: str) -> str:
+    """Return an entry as a call, without hidden fields that have their defaults."""
+    values = [(field, getattr(entry, field.name)) for field in fields(entry)]
+    texts = (f"{field.name}={x!r}" for field, x in values if field.name not in hidden or x != field.default)
+    return f"{type(entry).__name__}({', '.join(texts)})"
+
+
+def hiding(*hidden: str) -> Any:
+    """Return the `__repr__` of entries with these hidden fields."""
+    return lambda entry: shown(entry, *hidden)
+
 
 NO_LANES = "the number of lanes is unknown: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
 _OF_TOKENS = (
@@ -82,11 +96,7 @@ def no_role(entry: Any, roles: Iterable[str | None]) -> str:
 
 
 def no_prefix(value: Any, entries: Any, children_of: Callable[[Any], Any]) -> str:
-    """Return the message for entries in other containers than the value's.
-
-    Args:
-        children_of: node of a pytree -> keys and children, or None.
-    """
+    """Return the message for entries in other containers than the value's."""
 
     def described(node: Any) -> str:
         children = children_of(node)

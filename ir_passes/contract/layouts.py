@@ -15,8 +15,12 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
     for bound in (*inputs, *outputs):
         if bound.layout is not None and not (isinstance(bound.layout, str) and bound.layout):
             raise ContractFault.PACKED.error(bound.path, f"a layout is named by a string, got {bound.layout!r}")
-        if isinstance(bound.entry, Packed) and bound.entry.role is not None:
-            _check_array(bound, lanes, bound in outputs)
+        if not isinstance(bound.entry, Packed) or bound.entry.role is None:
+            continue
+        if bound in outputs or len(bound.shape) != 1 or bound.dtype != np.int32:
+            raise ContractFault.ARRAY.error(bound.path, fault_texts.NO_DESCRIPTION.format(bound=bound))
+        if bound.entry.role == "cu_seqlens" and bound.shape[0] != lanes + 1:
+            raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {bound.shape[0]}")
     descriptions = {
         role: [bound for bound in inputs if isinstance(bound.entry, Packed) and bound.entry.role == role]
         for role in get_args(PackedRole)
@@ -34,10 +38,3 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
         described = {bound.layout for entries in descriptions.values() for bound in entries}
         if layout not in described:
             raise ContractFault.PACKED.error("", fault_texts.no_description(layout, lengths, described))
-
-
-def _check_array(bound: Bound, lanes: int, is_output: bool) -> None:
-    if is_output or len(bound.shape) != 1 or bound.dtype != np.int32:
-        raise ContractFault.ARRAY.error(bound.path, fault_texts.NO_DESCRIPTION.format(bound=bound))
-    if bound.entry.role == "cu_seqlens" and bound.shape[0] != lanes + 1:  # type: ignore[union-attr]  # it is Packed
-        raise ContractFault.ARRAY.error(bound.path, f"{lanes} lanes need int32[{lanes + 1}], got {bound.shape[0]}")

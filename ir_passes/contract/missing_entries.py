@@ -9,7 +9,8 @@ from typing import Any
 import jax
 import numpy as np
 
-from ir_passes.contract.entries import Lane, Pool, SlotMap, shown
+from ir_passes.contract.entries import Lane, Pool, SlotMap
+from ir_passes.contract.fault_texts import shown
 from ir_passes.contract.faults import ContractError, ContractFault
 from ir_passes.contract.prefix import MISSING, is_entry
 from ir_passes.jaxpr.dtypes import dtype_of

@@ -49,7 +49,11 @@ def check_opaque(name: str, declaration: Any) -> None:
     for layout in dict.fromkeys(entry.layout for entry in packed):
         if not any(entry.layout == layout and entry.role for entry in packed):
             raise ContractFault.PACKED.error(where, f"{layout!r} has no operand Packed(role='cu_seqlens')")
-    _check_aliases(where, declaration)
+    counts = len(declaration.inputs), len(declaration.outputs)
+    for operand, result in declaration.aliases.items():
+        if not (0 <= operand < counts[0] and 0 <= result < counts[1]):
+            message = f"aliases {operand}: {result} for {counts[0]} operands and {counts[1]} results"
+            raise ContractFault.OPAQUE.error(where, message)
     fresh = declaration.fresh
     if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
         raise ContractFault.OPAQUE.error(where, f"fresh is the index of an operand Lane(), got {fresh}")
@@ -71,14 +75,6 @@ def _check_entry(where: str, entry: Any, side: str) -> None:
         raise ContractFault.ENTRY.error(where, f"{entry} says nothing about what an operation does")
     if isinstance(entry, SlotMap | PageTable) and side == "result":
         raise ContractFault.INPUT.error(where, "a slot map is an operand, never a result")
-
-
-def _check_aliases(where: str, declaration: Opaque) -> None:
-    counts = len(declaration.inputs), len(declaration.outputs)
-    for operand, result in declaration.aliases.items():
-        if not (0 <= operand < counts[0] and 0 <= result < counts[1]):
-            message = f"aliases {operand}: {result} for {counts[0]} operands and {counts[1]} results"
-            raise ContractFault.OPAQUE.error(where, message)
 
 
 def donors(declaration: Opaque) -> dict[int, int]:

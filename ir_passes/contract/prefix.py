@@ -22,11 +22,8 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
     """Yield path, entry and array for each array of a value.
 
     Args:
-        entries: pytree prefix with entries as leaves; None is `Unspecified`.
+        entries: pytree prefix with entries as leaves; None is `Unspecified`. Anything else is a ContractError.
         where: path of the value, as "args[0]".
-
-    Raises:
-        ContractError: no prefix, or another leaf than an entry; names the first such path.
     """
     if entries is None:
         entries = Unspecified()
@@ -68,10 +65,8 @@ def by_argument(
         inputs: one entry for all, or a tuple for positional arguments.
         keywords: entries of keyword-only arguments.
         args, kwargs: without static arguments.
-        parameters: named arguments have the entries of their positions; entries of omitted arguments are ignored.
-
-    Raises:
-        ContractError: unused entries, or no tuple of entries.
+        parameters: named arguments have the entries of their positions; entries of omitted arguments are ignored,
+            other unused entries raise ContractError.
     """
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))

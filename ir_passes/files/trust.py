@@ -40,11 +40,7 @@ def require_own(path: Path, status: os.stat_result, folder: bool = False) -> Non
 
 
 def open_own_folder(folder: Path) -> int:
-    """Open a folder that no other user can write or replace; return its descriptor.
-
-    Raises:
-        UntrustedError, OSError: as `require_own_path`.
-    """
+    """Open a folder that no other user can write or replace; errors as of `require_own_path`."""
     descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
         require_own(folder, os.fstat(descriptor), folder=True)

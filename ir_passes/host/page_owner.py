@@ -76,11 +76,7 @@ class PageOwner:
             return len(self._free[part])
 
     def acquire(self, count: int = 1, part: int = 0) -> list[Page]:
-        """Take `count` free pages of a part; they hold earlier values.
-
-        Raises:
-            SlotsExhausted: fewer free pages; none is taken.
-        """
+        """Take `count` free pages of a part with earlier values, or raise SlotsExhausted."""
         with self._lock:
             free = self._free[part]
             if count > len(free):

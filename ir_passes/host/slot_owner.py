@@ -149,8 +149,7 @@ class SlotOwner:
     def acquire(self, number: int | None = None) -> Slot:
         """Take a free row; it holds earlier state.
 
-        Raises:
-            SlotsExhausted: no free row; with the number of tokens lost without release.
+        Without a free row, SlotsExhausted has the number of tokens lost without release.
         """
         with self._lock:
             part = max(self._free, key=len) if number is None else self._free[number]
@@ -232,8 +231,7 @@ class SlotOwner:
     def check_integrity(self) -> None:
         """Check that every row is exactly one of: null row (if any), free, held.
 
-        Raises:
-            SlotError: a row is in two states or in no state, or a token was dropped without release.
+        A row in two states or none, or a token dropped without release, is a SlotError.
         """
         with self._lock:
             free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()

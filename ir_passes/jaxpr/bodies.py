@@ -13,11 +13,9 @@ def map_equations(
     *,
     keep: Callable[[ir.JaxprEqn], bool],
 ) -> ir.ClosedJaxpr:
-    """Replace equations, also in bodies; return the same object if nothing changes.
+    """Replace equations, also in bodies, except of equations to `keep`.
 
-    Args:
-        change: equation -> replacements.
-        keep: predicate of equations with unchanged bodies.
+    An unchanged program stays the same object.
     """
     bodies: dict[int, tuple[ir.Jaxpr, ir.Jaxpr]] = {}  # id of a body -> the body, kept alive, and the new body
     same: dict[int, Any] = {}  # id of unchanged parameters -> parameters, shared by many layers
@@ -76,11 +74,7 @@ def maker(jaxpr: ir.Jaxpr, atom: ir.Atom) -> Any:
 
 
 def counts_up(body: ir.Jaxpr, carry: int, constants: int) -> bool:
-    """True if each iteration adds 1 to an integer carry.
-
-    Args:
-        constants: number of inputs of the body before the carries.
-    """
+    """True if each iteration adds 1 to an integer carry; carries follow `constants` inputs."""
     eqn = maker(body, body.outvars[carry])
     if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not body.invars[constants + carry]:
         return False

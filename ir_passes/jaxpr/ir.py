@@ -1,12 +1,13 @@
 """Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later."""
 
 import inspect
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 from jax.core import ShapedArray as ShapedArray
-from jax.core import Tracer
+from jax.core import Tracer as Tracer
 from jax.extend import core
 from jax.extend import source_info_util as _source_info
 from jax.extend.core import primitives
@@ -23,6 +24,7 @@ Literal = core.Literal
 Jaxpr = core.Jaxpr
 ClosedJaxpr = core.ClosedJaxpr
 JaxprEqn = core.JaxprEqn
+as_function = core.jaxpr_as_fun
 DropVar = getattr(core, "DropVar", None) or type("DropVar", (), {})
 Atom = Any
 
@@ -45,8 +47,11 @@ def sourced(eqn: JaxprEqn) -> Any:
     return _source_info.user_context(eqn.source_info.traceback)
 
 
-def is_traced(value: Any) -> bool:
-    return isinstance(value, Tracer)
+def evaluated(eqn: JaxprEqn, operands: Sequence[Any]) -> list[Any]:
+    """Return the results for known operands, also inside a trace."""
+    with jax.ensure_compile_time_eval():
+        results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
+        return list(map(np.asarray, results if eqn.primitive.multiple_results else [results]))
 
 
 def body_of(eqn: JaxprEqn) -> ClosedJaxpr | None:
@@ -180,35 +185,10 @@ def without_dead(program: ClosedJaxpr) -> ClosedJaxpr:
     return ClosedJaxpr(live, program.consts)
 
 
-def emit(
-    fn: Callable[..., Any], operands: Sequence[Atom], source: JaxprEqn | None = None
-) -> tuple[list[JaxprEqn], list[Atom], dict[Var, Any]]:
-    """Return the equations of `fn(*operands)`, the flattened results, and constants by variable.
-
-    Args:
-        operands: literals are passed as arrays.
-        source: equation with the source line.
-    """
-    traceback = source.source_info.traceback if source is not None else None
-    with _source_info.user_context(traceback):
-        traced = inline(jax.make_jaxpr(fn)(*(atom.aval for atom in operands)))
-    names: dict[Var, Atom] = dict(zip(traced.jaxpr.invars, operands, strict=True))
-    consts = dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
-
-    def read(atom: Atom) -> Atom:
-        return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-    eqns = [eqn.replace(invars=[read(atom) for atom in eqn.invars]) for eqn in traced.jaxpr.eqns]
-    return eqns, [read(atom) for atom in traced.jaxpr.outvars], consts
-
-
 def call_instead(eqn: JaxprEqn, fn: Callable[..., Any]) -> JaxprEqn:
     """Replace an equation by a call of `fn` on its operands.
 
-    Unused equations stay: the index of an overwritten store may be out of bounds.
-
-    Raises:
-        ValueError: `fn` captures arrays.
+    Unused equations stay: the index of an overwritten store may be out of bounds. A captured array is a ValueError.
     """
     with sourced(eqn):
         traced = jax.make_jaxpr(fn)(*(atom.aval for atom in eqn.invars))
@@ -231,22 +211,8 @@ def of_types(avals: Sequence[Any]) -> list[Var]:
     return [new_var(aval) for aval in avals]
 
 
-def as_function(program: ClosedJaxpr) -> Callable[..., list[Any]]:
-    return core.jaxpr_as_fun(program)
-
-
 def variables(atoms: Sequence[Atom]) -> list[Var]:
     return [atom for atom in atoms if not isinstance(atom, Literal)]
-
-
-def rename(atom: Atom, names: Mapping[Var, Atom]) -> Atom:
-    return atom if isinstance(atom, Literal) else names.get(atom, atom)
-
-
-def renamed(eqn: JaxprEqn, names: Mapping[Var, Atom]) -> JaxprEqn:
-    if not any(atom in names for atom in variables(eqn.invars)):
-        return eqn
-    return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
 
 
 def shape_of(atom: Atom) -> tuple[int, ...]:

@@ -23,10 +23,6 @@ def devices_of(mesh: Any) -> dict[str, int]:
     return {str(name): int(size) for name, size in mesh.shape.items()}
 
 
-def varying(atom: ir.Atom) -> frozenset[str]:
-    """Return the mesh axes of a value's variation, by its type (`check_vma=True`)."""
-    return varying_axes(atom.aval)
-
-
 def varying_axes(typed: Any) -> frozenset[str]:
+    """Return the mesh axes of a value's variation, by its type (`check_vma=True`)."""
     return frozenset(map(str, typed.manual_axis_type.varying))

@@ -19,9 +19,8 @@ A primitive is in one row, and the row names all its classes:
 * scalar_body: a program inside it combines two scalars, without scratch memory.
 * opaque: its inside is another language.
 * kernel: a Pallas kernel.
-* unsupported: the proof has no rule.
 
-A primitive in a row without classes has its own rule in the proof.
+Other primitives have no class.
 """
 
 CALLS = {
@@ -65,31 +64,12 @@ _ROWS = {
         "scatter-add scatter-mul scatter-min scatter-max scatter-sub",
     "reduction": "reduce_sum reduce_max reduce_min reduce_prod reduce_and reduce_or reduce_xor argmax argmin",
     "cumulative": "cumsum cumprod cummax cummin cumlogsumexp",
-    "scalar_body": "reduce reduce_window",
-    "scalar_body unsupported": "select_and_scatter",
+    "scalar_body": "reduce reduce_window select_and_scatter",
     "device_sum": "psum psum_invariant",
     "body keeps_rows": "cond scan shard_map while " + " ".join(CALLS),
     "body": "custom_linear_solve",
     "kernel opaque keeps_rows": "pallas_call mpmd_map",
     "opaque keeps_rows": "ffi_call pure_callback io_callback debug_callback debug_print",
-    "": """
-        all_gather all_gather_invariant all_to_all approx_top_k axis_index cholesky concatenate conv_general_dilated
-        create_token dot_general eig eigh empty empty2 fft householder_product iota lu lu_pivots_to_permutation
-        pbroadcast platform_index pmax pmin ppermute precv psend qr ragged_all_to_all ragged_dot_general random_bits
-        random_clone random_fold_in random_gamma random_seed random_split random_unwrap random_wrap reduce_scatter
-        reduce_window_max reduce_window_min reduce_window_sum regularized_incomplete_beta rng_bit_generator schur
-        select_and_scatter_add sort stack svd top_k triangular_solve tridiagonal tridiagonal_solve
-    """,
-    "unsupported": """
-        addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
-        dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
-        dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper freeze from_edtype geqp3
-        geqrf get hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
-        reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add
-        stage swap symmetric_product tie to_edtype unreduced_pmax unreduced_pmin unreduced_psum
-        unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p with_memory_space_constraint
-        xla_metadata_call xla_metadata_value
-    """,
 }  # fmt: skip
 
 PRIMITIVES = {name: frozenset(classes.split()) for classes, names in _ROWS.items() for name in names.split()}
@@ -117,4 +97,3 @@ WITH_BODIES = _having("body")
 SCALAR_BODIES = _having("scalar_body")
 OPAQUE = _having("opaque")
 KERNELS = _having("kernel")
-UNSUPPORTED = _having("unsupported")

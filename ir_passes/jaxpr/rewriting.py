@@ -1,6 +1,7 @@
 """Programs and types for rewrites, stored steps and the sanitizer; no proof depends on them."""
 
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import jax
@@ -57,3 +58,28 @@ def run_eqns(
     """Return equations as a function of `inputs`; when traced, each keeps its source."""
     program = ir.replace(_EMPTY.jaxpr, inputs, eqns, outputs)
     return ir.core.jaxpr_as_fun(ir.ClosedJaxpr(program, ()))
+
+
+def emit(
+    fn: Callable[..., Any], operands: Sequence[ir.Atom], source: ir.JaxprEqn | None = None
+) -> tuple[list[ir.JaxprEqn], list[ir.Atom], dict[ir.Var, Any]]:
+    """Return the equations of `fn(*operands)`, the flattened results, and constants by variable.
+
+    Literals are passed as arrays; `source` has the source line.
+    """
+    with ir.sourced(source) if source is not None else nullcontext():
+        traced = ir.inline(jax.make_jaxpr(fn)(*(atom.aval for atom in operands)))
+    names = dict(zip(traced.jaxpr.invars, operands, strict=True))
+    eqns = [renamed(eqn, names) for eqn in traced.jaxpr.eqns]
+    results = [rename(atom, names) for atom in traced.jaxpr.outvars]
+    return eqns, results, dict(zip(traced.jaxpr.constvars, traced.consts, strict=True))
+
+
+def rename(atom: ir.Atom, names: Mapping[ir.Var, ir.Atom]) -> ir.Atom:
+    return atom if isinstance(atom, ir.Literal) else names.get(atom, atom)
+
+
+def renamed(eqn: ir.JaxprEqn, names: Mapping[ir.Var, ir.Atom]) -> ir.JaxprEqn:
+    if not any(atom in names for atom in ir.variables(eqn.invars)):
+        return eqn
+    return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])

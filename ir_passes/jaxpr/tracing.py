@@ -88,9 +88,7 @@ def trace_function(
 ) -> Trace:
     """Trace `fn(*args, **kwargs)` with arrays or `jax.ShapeDtypeStruct`, and static arguments.
 
-    Raises:
-        PlacementError: `shard_map` arguments are not on its mesh.
-        ValueError: an unhashable static argument.
+    Raises PlacementError for `shard_map` arguments off its mesh, ValueError for an unhashable static argument.
     """
     parameters = FunctionSignature.of(fn) if parameters is None else parameters
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})

@@ -58,13 +58,9 @@ class Blocks:
 
     @classmethod
     def of(cls, mapping: Any, grid: tuple[int, ...], pads: bool = False) -> "Blocks":
-        """Read a block mapping of JAX.
+        """Read a block mapping of JAX; raises UnreadableKernel for blocks without a regular size.
 
-        Args:
-            pads: True if the last block may reach beyond the array.
-
-        Raises:
-            UnreadableKernel: blocks without a regular size.
+        `pads` is True if the last block may reach beyond the array.
         """
         if mapping.transforms:
             raise UnreadableKernel(f"{mapping.origin}: blocks with transforms {mapping.transforms}")

@@ -23,23 +23,19 @@ COPYING = ("dma_start", "dma_wait")
 def run_body(
     jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None
 ) -> list[Any]:
-    """Run a kernel's body, or an index map; change its references.
+    """Run a kernel's body, or an index map; change its references; may raise UnreadableKernel.
 
     Args:
-        ids: the step's number along each grid axis.
-        grid: length of each grid axis; an array for a computed length.
+        ids, grid: the step's number along each grid axis, and its length, computed or not.
         copies: empty before and after.
-
-    Raises:
-        UnreadableKernel: no plain form.
     """
     body = _Body(tuple(ids), tuple(grid), copies=copies)
     if copies is not None:
         steps = {body.term(step): range(length) for step, length in zip(ids, grid, strict=True) if is_constant(length)}
         copies.domains.update({term: numbers for term, numbers in steps.items() if term.constant is None})
     results = body.run(jaxpr, (), args)
-    if copies is not None:
-        copies.check_none("when a step ends")
+    if copies is not None and copies.running:
+        raise UnreadableKernel("a copy is under way when a step ends")
     return results
 
 

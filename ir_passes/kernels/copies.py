@@ -81,11 +81,7 @@ class Copies:
     missing: list[Copy] | None = None
 
     def start(self, copy: Copy) -> None:
-        """Start a copy.
-
-        Raises:
-            UnreadableKernel: another running copy may have its semaphore.
-        """
+        """Start a copy; raises UnreadableKernel if another may have its semaphore."""
         if self.missing is None and any(not self._apart(copy, other) for other in self.running):
             raise UnreadableKernel("two copies under way tell their end at one semaphore")
         self.running.append(copy)
@@ -94,11 +90,7 @@ class Copies:
         return not self._meet(*first.semaphore.place(), *second.semaphore.place())
 
     def wait(self, copy: Copy) -> Copy:
-        """End the copy of a wait, and return it.
-
-        Raises:
-            UnreadableKernel: it may not run, or another copy may have its semaphore.
-        """
+        """End the copy of a wait; raises UnreadableKernel if it may not run alone."""
         copies = [other for other in self.running if not self._apart(copy, other)]
         matches = [other for other in copies if self.are_same(copy, other, ("written", "semaphore"))]
         if self.missing is not None and len(matches) != 1:
@@ -150,10 +142,6 @@ class Copies:
         if any(self._meet(*place, ref, key) for place in touched):
             raise UnreadableKernel("memory is touched while a copy to or from it is under way")
 
-    def check_none(self, where: str) -> None:
-        if self.running:
-            raise UnreadableKernel(f"a copy is under way {where}")
-
     def fact(self, condition: Term, branch: int = 1, branches: int = 2) -> Hashable:
         """Return the fact of a taken branch, or of a true loop condition.
 
@@ -175,14 +163,7 @@ class Copies:
         self.facts = outer
 
     def joined(self, entry_copies: Sequence[Copy], ends: Sequence[Sequence[Copy]], facts: Sequence[Hashable]) -> None:
-        """Set the copies that run after branches.
-
-        Args:
-            ends, facts: copies and fact of each branch.
-
-        Raises:
-            UnreadableKernel: only some branches wait for a copy.
-        """
+        """Set the copies after branches; raises UnreadableKernel if only some wait for one."""
         survivors = [[copy for copy in entry_copies if copy in end] for end in ends]
         if any(copies != survivors[0] for copies in survivors):
             raise UnreadableKernel("one branch waits for a copy and another does not")
@@ -244,10 +225,9 @@ class Loop:
         self.copies.running = list(self.outer_copies)
 
     def _rest(self, running: Sequence[Copy], values: Sequence[Term]) -> list[Copy]:
-        """Return running copies that an iteration with these values does not need.
+        """Return the copies that an iteration with these values does not need.
 
-        Raises:
-            UnreadableKernel: a needed copy is not running, or runs without a following iteration.
+        Raises UnreadableKernel if a needed copy is not running, or runs without a following iteration.
         """
         terms, rest = dict(zip(self.numbers, values, strict=True)), list(running)
         assert self.test is not None

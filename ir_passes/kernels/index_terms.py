@@ -10,7 +10,6 @@ from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import jax
 import numpy as np
 
 from ir_passes.jaxpr import ir
@@ -83,8 +82,7 @@ def _numbers(term: Term, cases: Mapping[Term, np.ndarray]) -> Any:
         np.asarray(_numbers(operand, cases)).astype(ir.dtype_of(atom))
         for operand, atom in zip(term.operands, term.eqn.invars, strict=True)
     ]
-    with jax.ensure_compile_time_eval():
-        return np.asarray(term.eqn.primitive.bind(*operands, **term.eqn.primitive.get_bind_params(term.eqn.params)))
+    return ir.evaluated(term.eqn, operands)[0]
 
 
 def numbers_of(terms: Sequence[Term], domains: Domains) -> list[np.ndarray] | None:
@@ -158,12 +156,7 @@ def in_bounds(term: Term, size: int, domains: Domains) -> bool:
 
 
 def domain(number: Term, first: Term, following: Term) -> Sequence[int] | None:
-    """Return all values of a carried number, None for many values.
-
-    Args:
-        first: value of `number` before the loop.
-        following: after an iteration.
-    """
+    """Return all values of a carried number, if few: `first`, then `following` each iteration."""
     reached: list[int] = []
     value = first
     while value.constant is not None and value.constant not in reached:

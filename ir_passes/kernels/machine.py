@@ -66,9 +66,7 @@ class KernelRun:
         if any(isinstance(arg, Ref | Semaphores) for arg in args):
             raise UnreadableKernel("it has no plain form")
         if args and all(map(is_constant, args)) and not any(ir.shape_of(var) for var in eqn.outvars):
-            with jax.ensure_compile_time_eval():
-                results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
-                return jax.tree.map(np.asarray, results if eqn.primitive.multiple_results else [results])
+            return ir.evaluated(eqn, args)
         bound = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(params))
         results = bound if eqn.primitive.multiple_results else [bound]
         # JAX returns the operand itself, as in a conversion to its own dtype
@@ -86,9 +84,7 @@ class KernelRun:
         operands = [self.constant(arg) for arg in args]
         if not all(map(is_constant, operands)):
             return value
-        with jax.ensure_compile_time_eval():
-            results = eqn.primitive.bind(*operands, **eqn.primitive.get_bind_params(eqn.params))
-            return np.asarray(results[number] if eqn.primitive.multiple_results else results)
+        return ir.evaluated(eqn, operands)[number]
 
     def term(self, value: Any) -> Term:
         if is_constant(value) and np.ndim(value) == 0 and np.asarray(value).dtype.kind in "iub":
@@ -185,11 +181,7 @@ class KernelRun:
         return [old]
 
     def _within(self, ref: Ref, indexers: Sequence[Any], writes: bool = False, copies: bool = False) -> Sequence[Any]:
-        """Return indexers into the part of the array that the reference is.
-
-        Raises:
-            BlockGuessFailed: another place of the array.
-        """
+        """Return indexers into the reference's part; raises BlockGuessFailed elsewhere."""
         if writes and ref.copies_only and not copies:
             raise UnreadableKernel("a store to memory that only copies reach")
         if writes and ref.operand:

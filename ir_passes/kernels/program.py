@@ -35,11 +35,7 @@ from ir_passes.kernels.references import Ref, memory_for, memory_of, union
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
-    """Return a `pallas_call` as a function of its operands, made of plain operations.
-
-    Raises:
-        UnreadableKernel: no plain form, here or at tracing.
-    """
+    """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel."""
     kernel = _Kernel.of(eqn)
     return lambda *operands: _with_guesses(kernel, operands)
 

@@ -367,11 +367,7 @@ def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shap
 
 
 def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Return the bytes of all instances: loads by operand, stores by result.
-
-    Raises:
-        UncountedKernel, UnreadableKernel: a loop or a block that cannot be counted.
-    """
+    """Return the bytes of all instances, if countable: loads by operand, stores by result."""
     mapping, jaxpr = eqn.params["grid_mapping"], eqn.params["jaxpr"]
     if mapping.num_dynamic_grid_bounds or mapping.num_index_operands:
         raise UnreadableKernel("a grid or blocks whose sizes are computed")

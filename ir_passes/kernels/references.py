@@ -51,11 +51,7 @@ class Ref:
 
     @classmethod
     def fresh(cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None) -> "Ref":
-        """Return unwritten memory.
-
-        Args:
-            like: never read; memory that is written piece by piece has its order of dimensions. None: zeros.
-        """
+        """Return unwritten memory, stored as `like`, which is never read, or as zeros."""
         return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
 
     @property
@@ -143,11 +139,7 @@ def union(*holes: np.ndarray | None) -> np.ndarray | None:
 
 
 def memory_of(aval: Any) -> tuple[tuple[int, ...], Any]:
-    """Return shape and dtype of memory; dtype None for semaphores.
-
-    Raises:
-        UnreadableKernel: no array of numbers, for example a barrier.
-    """
+    """Return shape and dtype (None for semaphores); raises UnreadableKernel for other memory."""
     dtype = getattr(aval, "dtype", None)
     if str(dtype) == "dma_sem":
         return tuple(int(size) for size in aval.shape), None

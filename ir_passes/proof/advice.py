@@ -63,11 +63,7 @@ def of_cause(prover: Prover, flat: ir.ClosedJaxpr, results: Sequence[Value], k: 
 def misfit(
     prover: Prover, flat: ir.ClosedJaxpr, k: int, value: Value, donor: int | None, refusal: RefusalText
 ) -> Violation:
-    """Return the violation of an output with another owner than its entry.
-
-    Args:
-        donor: index of the pool that the output succeeds, if any.
-    """
+    """Return the violation of an output, perhaps a donor pool's successor, with another owner."""
     output = prover.bound.outputs[k]
     details = {"path": output.path, "axis": getattr(output.entry, "axis", 0), "owner": describe(value.owner)}
     if isinstance(value.owner, PoolRows):

@@ -5,6 +5,7 @@ An error here leaves out a statement; it proves no step.
 
 from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
 
 from ir_passes.contract.contract import ROW_MAPS, BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
 from ir_passes.contract.opaque import lengths_of
@@ -68,3 +69,10 @@ def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping
         places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
         for place, times in places.items():
             yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
+
+
+def note_indices(site: Any, access: Any, dim: int) -> None:
+    """Note indices along other axes than the rows of a pool, possibly out of bounds."""
+    for other in access.columns:
+        if other != dim and not access.inside(other):
+            site.prover.notes.add(Note.INDEX_INSIDE_ROW.statement(site.name, axis=other))

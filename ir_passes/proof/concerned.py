@@ -8,11 +8,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Return the lanes of arrays ("lanes 0 to 3") and the paths of their pools.
-
-    Args:
-        parts: owner and shape of each array.
-    """
+    """Return the lanes ("lanes 0 to 3") and pools of arrays with these owners and shapes."""
     numbers: dict[tuple[str | Symbol, ...], set[int]] = {}
     picked: dict[str, None] = {}
     pools: dict[str, None] = {}

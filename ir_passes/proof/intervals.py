@@ -29,11 +29,7 @@ def fits(aval: Any, *numbers: int) -> bool:
 
 
 def interval(name: str, operands: list[Range | None], result: Any, inputs: list[Any]) -> Range | None:
-    """Return bounds of an elementwise result, if narrower than its dtype's.
-
-    Args:
-        result, inputs: avals of the result and of the operands.
-    """
+    """Return bounds of an elementwise result, if narrower than its dtype's."""
     rule = _RULES.get(name)
     limits = dtype_range(result)
     if rule is None or limits is None or (name == "not" and result.dtype != np.bool_):

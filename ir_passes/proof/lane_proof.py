@@ -24,7 +24,8 @@ from ir_passes.contract.contract import (
     SlotMap,
     Unspecified,
 )
-from ir_passes.contract.normal_form import step_form
+from ir_passes.contract.guarded_writes import step_form
+from ir_passes.contract.normal_form import flatten
 from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
@@ -81,18 +82,18 @@ def prove_isolation(
     """Prove that the lanes of a step cannot reach each other.
 
     Args:
-        fn: the step; it is traced, not run.
+        fn: the step; it is traced, not run, and proved in the form that `compile_step` compiles.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         kwargs: example keyword arguments.
-        static_argnums: as for `compile_step`.
-        static_argnames: as for `compile_step`.
+        static_argnums, static_argnames: as for `compile_step`.
 
     Raises:
         ContractError: the contract does not fit.
         IsolationError: not proved; has all violations, with the user's lines.
     """
     trace = trace_function(fn, args, kwargs, FunctionSignature.of(fn, static_argnums, static_argnames))
-    return prove_jaxpr(trace.program, contract.bind_trace(trace))
+    bound = contract.bind_trace(trace)
+    return prove_jaxpr(step_form(trace.program, bound), bound)
 
 
 def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
@@ -100,7 +101,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     start = time.perf_counter()
     try:
         kernels = opaque_calls.undeclared(program, bound.opaque)
-        proved = _prove(step_form(kernels.program, bound), kernels, bound)
+        proved = _prove(flatten(kernels.program), kernels, bound)
     except (ContractError, IsolationError):
         raise
     except Exception as error:  # outside of the rules: `Site.apply` names the operation of a failing rule

@@ -30,11 +30,7 @@ class Numbering:
         return Number(self._last)
 
     def of(self, form: Hashable, operands: tuple[int, ...]) -> Number:
-        """Return the number of an expression.
-
-        Args:
-            form: the expression without its operands' numbers.
-        """
+        """Return the number of an expression: its form and its operands' numbers."""
         key = (self._forms.setdefault(form, len(self._forms)), operands)
         number = self._numbers.get(key)
         if number is None:

@@ -65,12 +65,7 @@ def _fits_lanes(owner: Owner, axis: int, length: int, lanes: int) -> bool:
 def changed_rows(
     prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], restricted: list[Value]
 ) -> list[Violation]:
-    """Find pools with rows not shown to stay unchanged.
-
-    Args:
-        prover: of a second walk, for an idle lane or devices that disagree.
-        results, restricted: of the first and second walk.
-    """
+    """Find pools with rows that the `restricted` results of a second walk may change."""
     return [
         advice.changed(prover, flat, prover.bound.inputs[leaf], successor)
         for leaf, successor in prover.bound.successors.items()

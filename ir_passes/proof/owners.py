@@ -2,6 +2,7 @@
 
 `Common` (shared) is the bottom and `Mixed` (several lanes) the top; `Site.join` is the join."""
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 
 from ir_passes.proof.numbering import Leaf, Number
@@ -122,5 +123,9 @@ def axis_of(owner: Owner) -> int | None:
     return owner.axis if isinstance(owner, _ALONG_AN_AXIS) else None
 
 
-def moved(owner: Owner, axis: int) -> Owner:
-    return replace(owner, axis=axis) if isinstance(owner, _ALONG_AN_AXIS) and owner.axis != axis else owner
+def moved(owner: Owner, axis: int | Callable[[int], int]) -> Owner:
+    """Return the owner along another axis, or along an axis computed from its own."""
+    if not isinstance(owner, _ALONG_AN_AXIS):
+        return owner
+    new = axis if isinstance(axis, int) else axis(owner.axis)
+    return owner if new == owner.axis else replace(owner, axis=new)

@@ -128,7 +128,7 @@ class Prover:
         """Return mesh axes with different values of an operand."""
         if isinstance(atom, ir.Literal):
             return frozenset()
-        return mesh.varying(atom) if self.invariance else frozenset(self.devices)
+        return mesh.varying_axes(atom.aval) if self.invariance else frozenset(self.devices)
 
     def devices_along(self, axes: Sequence[str]) -> int:
         return math.prod(self.devices[axis] for axis in axes)

@@ -531,11 +531,7 @@ TWO_DIMENSIONS = RefusalText(
 
 
 def wrong_dimensions(pool: Any, wrong: Sequence[tuple[str, Any]]) -> RefusalText:
-    """Return the refusal of a write.
-
-    Args:
-        wrong: name in the pool and written dimension.
-    """
+    """Return the refusal of a write; `wrong` has pairs of a pool's name and the written dimension."""
     messages = []
     for expected, dim in wrong:
         source = "an array that has no name for it" if dim.name is None else f"dimension {dim.name!r} of an array"

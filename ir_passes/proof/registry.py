@@ -8,6 +8,7 @@ from ir_passes.proof.values import Value
 
 Rule = Callable[..., list[Value]]
 """(site, *values of the operands) -> values of the results."""
+Choices = Mapping[str, tuple[Any, ...]]
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Parameters:
 
     reads: frozenset[str] = frozenset()
     ignores: frozenset[str] = frozenset()
-    accepts: Mapping[str, tuple[Any, ...]] | None = None
+    accepts: Choices | None = None
     everything: bool = False
 
     def unknown(self, params: Mapping[str, Any]) -> str | None:
@@ -41,17 +42,9 @@ PARAMETERS: dict[str, Parameters] = {}
 
 
 def rule(
-    *names: str,
-    reads: str = "",
-    ignores: str = "",
-    accepts: Mapping[str, tuple[Any, ...]] | None = None,
-    everything: bool = False,
+    *names: str, reads: str = "", ignores: str = "", accepts: Choices | None = None, everything: bool = False
 ) -> Callable[[Rule], Rule]:
-    """Register a function as the rule of some primitives.
-
-    Args:
-        reads, ignores: as in `Parameters`, separated by spaces.
-    """
+    """Register a function as the rule of some primitives, with `Parameters`."""
     parameters = Parameters(frozenset(reads.split()), frozenset(ignores.split()), accepts, everything)
 
     def register(function: Rule) -> Rule:

@@ -1,6 +1,6 @@
 """The abstract interpreter; `Site` is one equation as a rule sees it."""
 
-from collections.abc import Hashable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -13,7 +13,7 @@ from ir_passes.proof import refusals
 from ir_passes.proof.concerned import concerned, describe
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, axis_of
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import PARAMETERS, RULES
 from ir_passes.proof.uniformity import reveals_order, uniform_axes
@@ -148,7 +148,7 @@ class Site:
             params = {name: value for name, value in params.items() if name != "update_jaxpr"}
         if not PLACES.isdisjoint(params):
             params = {name: value for name, value in params.items() if name not in PLACES}
-        params = params_key(params) if self.name in primitives.WITH_BODIES else _frozen(params)
+        params = params_key(params)
         if params is None or self.eqn.effects:
             return self.prover.fresh()
         # equal integers of two dtypes share a number, but results computed from them may differ
@@ -191,6 +191,11 @@ class Site:
         """Return `Mixed`: a violation if an output depends on the result."""
         return Mixed(self.violation(message, remedy, kind))
 
+    def apart(self, owner: Owner, axes: Container[int], text: refusals.RefusalText) -> Owner:
+        """Return an owner without lanes along these axes, else `Mixed`."""
+        axis = axis_of(owner)
+        return owner if axis is None or axis not in axes else self.mixed(*text)
+
     def join(self, *owners: Owner) -> Owner:
         """Return the least owner above all these owners."""
         joined: Owner = COMMON
@@ -230,14 +235,3 @@ def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequenc
             prover.observe(eqn, operands, results)
         env.update(zip(eqn.outvars, results, strict=True))
     return [prover.read(env, atom) for atom in jaxpr.outvars]
-
-
-def _frozen(params: dict[str, Any]) -> Hashable:
-    if not params:
-        return ()
-    key = tuple(params.items())
-    try:
-        hash(key)
-    except TypeError:
-        return None
-    return key

@@ -51,11 +51,6 @@ class ActiveCount(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class ActiveLane(Fact):
-    """Every element is the number of one active lane."""
-
-
-@dataclass(frozen=True, slots=True)
 class RealToken(Fact):
     """Every element is the number of one token that is no padding."""
 
@@ -457,20 +452,6 @@ class Constant(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SignOf(Fact):
-    """Sign of the value with this number; the value is not negative."""
-
-    number: Number
-
-
-@dataclass(frozen=True, slots=True)
-class RemainderOf(Fact):
-    """Remainder of a division of the value with this number."""
-
-    number: Number
-
-
-@dataclass(frozen=True, slots=True)
 class Implies(Fact):
     """True implies that the value with this number is zero (or is not).
 
@@ -502,11 +483,7 @@ class UnchangedRows:
     def after_write(
         self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
     ) -> "UnchangedRows | None":
-        """Return this fact if a write restores the replaced part of the pool.
-
-        Args:
-            inverse_path: path of the part -> path of the target array; None for a part from another position.
-        """
+        """Return this fact if a write restores the replaced part, whose path leads back here."""
         return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
 
 

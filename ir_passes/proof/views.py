@@ -40,12 +40,7 @@ def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterabl
         full, sizes: shapes of array and block.
         starts: (axis, start); 0 along the other axes.
     """
-    return entered(view, ("part", free_axis, full, sizes, tuple(sorted(starts, key=lambda pair: pair[0]))))
-
-
-def entered(view: View, step: Step) -> View:
-    """Return the view after taking a part; `left` undoes it."""
-    return (*view, step)
+    return (*view, ("part", free_axis, full, sizes, tuple(sorted(starts, key=lambda pair: pair[0]))))
 
 
 def left(view: View, step: Step) -> View | None:

@@ -12,6 +12,7 @@ from jax import numpy as jnp
 
 from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.batched_work import BatchedWork
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.lane_owners import SELECTING, LaneOwners
@@ -106,11 +107,7 @@ def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
 
 
 def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:
-    """Replace the work of all lanes by the batched work.
-
-    Raises:
-        Different: no order reads every row before its write.
-    """
+    """Replace the work of all lanes; raises Different if a row is written before a read."""
     jaxpr = graph.program.jaxpr
     inputs = _inputs(work, pools)
     joins, pieces = _results(graph, work)
@@ -129,17 +126,17 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
         pairs = [(batched_work.each(work.first[var]), lane_of[var]) for var in pieces]
         return results + [lax.index_in_dim(value, lane, keepdims=False) for value, lane in pairs]
 
-    eqns, results, consts = ir.emit(run, [var for sources in inputs.values() for var in sources], work.lanes[0][-1])
+    eqns, results, consts = emit(run, [var for sources in inputs.values() for var in sources], work.lanes[0][-1])
     replaced = [*pools.values(), *(eqn.outvars[0] for eqn in joins), *pieces]
     names: dict[ir.Var, ir.Atom] = dict(zip(replaced, results, strict=True))
     dropped = work.ids | {id(eqn) for eqn in joins}
     start = next(i for i, eqn in enumerate(jaxpr.eqns) if id(eqn) in work.ids)
     preferred = [*jaxpr.eqns[:start], *eqns, *jaxpr.eqns[start:]]
-    remaining_eqns = [ir.renamed(eqn, names) for eqn in preferred if id(eqn) not in dropped]
+    remaining_eqns = [renamed(eqn, names) for eqn in preferred if id(eqn) not in dropped]
     order = schedule(remaining_eqns, set(work.owners.accesses.versions))
     if order is None:
         raise Different("no order of the equations reads every row before it is written")
-    outvars = [ir.rename(atom, names) for atom in jaxpr.outvars]
+    outvars = [rename(atom, names) for atom in jaxpr.outvars]
     return graph.with_program(rewriting.with_eqns(graph.program, order, outvars, consts))
 
 

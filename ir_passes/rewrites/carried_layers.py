@@ -13,6 +13,7 @@ from jax import numpy as jnp
 from ir_passes.contract.contract import Pool
 from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.graph import Graph
 
 StackedPool = tuple[int, int]
@@ -28,15 +29,15 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
     names: dict[ir.Var, ir.Atom] = {}
     consts: dict[ir.Var, Any] = {}
     for eqn in graph.program.jaxpr.eqns:
-        eqn = ir.renamed(eqn, names)
+        eqn = renamed(eqn, names)
         if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
             eqns.append(eqn)
             continue
-        new, results, new_consts = ir.emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
+        new, results, new_consts = emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
         eqns += new
         consts |= new_consts
         names.update(zip(eqn.outvars, results, strict=True))
-    outvars = [ir.rename(atom, names) for atom in graph.program.jaxpr.outvars]
+    outvars = [rename(atom, names) for atom in graph.program.jaxpr.outvars]
     program = rewriting.with_eqns(graph.program, eqns, outvars, consts)
     return graph.with_program(program), sum(map(len, stacked.values()))
 
@@ -68,11 +69,7 @@ def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
 
 
 def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
-    """Return the `xs` operand that the body updates to stacked result number `result`, or None.
-
-    Args:
-        first: number of the first `xs` operand.
-    """
+    """Return the `xs` operand, from `first` on, that the body updates to a stacked result."""
     body = eqn.params["jaxpr"].jaxpr
     made_by = {var: inner for inner in body.eqns for var in inner.outvars}
     atom = body.outvars[result]

@@ -152,11 +152,7 @@ BARRED = frozenset(
 
 
 def check_batchable(work: SameWork) -> None:
-    """Check that all equations can be batched.
-
-    Raises:
-        Different: `jax.vmap` does not run an equation lane by lane, or an index of a pool is unknown.
-    """
+    """Raise Different for an equation that is not batched lane by lane, or an unknown index."""
     for eqn in work.lanes[0]:
         barred = next(_barred(eqn), None)
         if barred is not None:
@@ -178,11 +174,7 @@ def _barred(eqn: ir.JaxprEqn) -> Iterator[str]:
 
 
 def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
-    """Return the first and last version of each written pool.
-
-    Raises:
-        Different: a lane's read would see another version, or other equations read a version in between.
-    """
+    """Return the first and last version of each written pool; Different for reads in between."""
     owners, accesses = work.owners, work.owners.accesses
     last: dict[ir.Var, ir.Var] = {}
     order: dict[ir.Var, int] = {}  # version -> number of writes before it

@@ -16,6 +16,7 @@ from jax import numpy as jnp
 from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.jaxpr.primitives import ELEMENTWISE, MOVES, PARTS, REDUCTIONS, WRITES
+from ir_passes.jaxpr.rewriting import emit, renamed
 from ir_passes.rewrites.carried_layers import with_carried_layers
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.scratch.liveness import bytes_of, is_view
@@ -132,9 +133,7 @@ class _WriteOrder:
             ):
                 (copy,) = ir.of_types([successor.aval])
                 copies[index] = eqns[index].replace(outvars=[copy])
-                eqns[:] = [
-                    ir.renamed(eqn, {successor: copy}) if user in readers else eqn for user, eqn in enumerate(eqns)
-                ]
+                eqns[:] = [renamed(eqn, {successor: copy}) if user in readers else eqn for user, eqn in enumerate(eqns)]
         if not copies:
             return None
         ordered = [eqn for k, eqn in enumerate(eqns) for eqn in ((eqn, copies[k]) if k in copies else (eqn,))]
@@ -157,7 +156,7 @@ class _WriteOrder:
             results = reads.get(index, [])
             operand = self._operand(eqn) if results else None
             if operand is not None:
-                new_eqns, (flagged,), consts = ir.emit(_ordered, [eqn.invars[operand], *results], eqn)
+                new_eqns, (flagged,), consts = emit(_ordered, [eqn.invars[operand], *results], eqn)
                 self.consts |= consts
                 eqns += new_eqns
                 eqn = eqn.replace(invars=[*eqn.invars[:operand], flagged, *eqn.invars[operand + 1 :]])

@@ -92,9 +92,7 @@ class Judge:
     def compare(self, where: JaxprEqn | str, tags: Tags, reader: Ints | None = None, mask: Ints | None = None) -> None:
         """Check that rows have the label that their reader expects, or that its lane left.
 
-        Args:
-            reader: lanes of the values that the rows are combined with, or UNKNOWN; broadcast with the tags.
-            mask: entries to compare.
+        `reader` has the lanes of the values that the rows are combined with, or UNKNOWN, as the tags; `mask` selects.
         """
         if set(tags.pools) <= self.named.keys():
             return

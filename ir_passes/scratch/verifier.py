@@ -93,11 +93,7 @@ def verify_plan(closed: ir.ClosedJaxpr, plan: Plan, *, opaque_scratch: Callable[
 def _verify(
     jaxpr: Any, plan: Plan, scratch_of: Callable[[Any], int], is_body: bool, checked: set[tuple[int, int]]
 ) -> None:
-    """Check a plan and its bodies' plans.
-
-    Args:
-        checked: (jaxpr id, plan id) of checked bodies.
-    """
+    """Check a plan and its bodies' plans, without those checked before."""
     ranges = [*_value_ranges(jaxpr, plan, is_body), *_block_ranges(jaxpr, plan, scratch_of)]
     for r in ranges:
         if r.low % ALIGNMENT:

@@ -66,11 +66,7 @@ class Target:
 
     @cached_property
     def devices(self) -> tuple[Any, ...]:
-        """Devices for shardings and meshes; an absent target's devices only compile.
-
-        Raises:
-            TargetError: its compiler is not installed.
-        """
+        """Devices for shardings and meshes; TargetError without the compiler of an absent target."""
         if self.is_local:
             return tuple(jax.local_devices())
         base = self.name.partition(":")[0]
@@ -95,11 +91,7 @@ class Target:
         return tuple(f"{name} {metadata.version(name)}" for name in names if _has(name))
 
     def place(self, args: Any) -> Any:
-        """Return a step's arguments as types, by default on the first device.
-
-        Raises:
-            TargetError: an argument on other devices, or no compiler.
-        """
+        """Return arguments as types, by default on the first device; may raise TargetError."""
         if self.is_local:
             return args
         target_devices, first_device = set(self.devices), jax.sharding.SingleDeviceSharding(self.devices[0])

@@ -32,12 +32,7 @@ class _Value:
 def padded_gather(
     operand: Instruction, computation: Computation, module: Module, groups: Groups, devices: int
 ) -> tuple[frozenset[tuple[int, ...]], Array] | None:
-    """Return the ordered groups and the part that a sum of `operand` gathers, or None.
-
-    Args:
-        operand, groups: of the sum.
-        devices: number in the program.
-    """
+    """Return the ordered groups and the part that a sum of `operand` gathers, or None."""
     update = _source(_Value(operand, computation), module)
     if update.instruction.opcode != "dynamic-update-slice":
         return None

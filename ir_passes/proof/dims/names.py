@@ -164,8 +164,7 @@ class _Walk:
         return results
 
     def _nested(self, jaxpr: Any, index: int, operands: list[Dims], pools: Leaves) -> Any:
-        outer = self._callers
-        self._callers = (jaxpr.eqns[index], *outer)
+        outer, self._callers = self._callers, (jaxpr.eqns[index], *self._callers)
         try:
             return self._inside(jaxpr, index, operands, pools)
         finally:

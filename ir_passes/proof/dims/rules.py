@@ -8,17 +8,7 @@ from typing import Any
 
 from ir_passes.jaxpr.mesh import array_axes_of
 from ir_passes.jaxpr.primitives import CUMULATIVE, DEVICE_SUMS, ELEMENTWISE, IDENTITIES, REDUCTIONS, SCATTERS
-from ir_passes.proof.dims.classes import (
-    Dimension,
-    concatenated,
-    fresh,
-    met,
-    part_of,
-    reshape,
-    same,
-    tie,
-    unify,
-)
+from ir_passes.proof.dims.classes import Dimension, concatenated, fresh, met, part_of, reshape, same, tie, unify
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
@@ -54,6 +44,8 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     return [tuple(result) for _ in eqn.outvars]
 
 
+@_rule("rev", ignores="dimensions")
+@_rule("sort", ignores="dimension")
 @_rule(*IDENTITIES)
 def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
@@ -77,20 +69,10 @@ def _select(eqn: Any, predicate: Dims, *cases: Dims) -> list[Dims]:
     return [tuple(result)]
 
 
-@_rule("rev", ignores="dimensions")
-def _same(eqn: Any, x: Dims) -> list[Dims]:
-    return [x]
-
-
 @_rule(*CUMULATIVE)
 def _running(eqn: Any, x: Dims) -> list[Dims]:
     along = int(eqn.params["axis"])
     return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
-
-
-@_rule("sort", ignores="dimension")
-def _sort(eqn: Any, *operands: Dims) -> list[Dims]:
-    return list(operands)
 
 
 @_rule("reshape", "squeeze", ignores="dimensions")

@@ -3,7 +3,6 @@
 from ir_passes.proof import registry
 from ir_passes.proof.rules import (
     calls,
-    comparisons,
     control,
     elementwise,
     exchanges,
@@ -19,21 +18,7 @@ from ir_passes.proof.rules import (
 )
 
 RULES = registry.RULES
-
-__all__ = [
-    "RULES",
-    "calls",
-    "comparisons",
-    "control",
-    "elementwise",
-    "exchanges",
-    "indexing",
-    "kernels",
-    "meshes",
-    "opaque_calls",
-    "parts",
-    "products",
-    "randomness",
-    "reductions",
-    "shapes",
-]
+MODULES = (
+    calls, control, elementwise, exchanges, indexing, kernels, meshes, opaque_calls, parts, products, randomness,
+    reductions, shapes,
+)  # fmt: skip

@@ -54,10 +54,7 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
         sides = zip(operands, site.shapes, declaration.inputs, strict=True)
         if any(isinstance(e, Lane) and reveals_places(value, shape, e.axis) for value, shape, e in sides):
             owner = site.mixed(*refusals.SHARED_ROWS)
-    return [
-        Value(moved(owner, entry.axis) if isinstance(entry, Lane) and axis_of(owner) is not None else owner)
-        for entry in declaration.outputs
-    ]
+    return [Value(moved(owner, entry.axis) if isinstance(entry, Lane) else owner) for entry in declaration.outputs]
 
 
 def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:

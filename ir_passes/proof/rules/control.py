@@ -27,7 +27,6 @@ from ir_passes.proof.rules.lane_loops import counter_of, stops_by_lane
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import (
     ActiveCount,
-    ActiveLane,
     Constant,
     Greatest,
     Iota,
@@ -39,7 +38,7 @@ from ir_passes.proof.values import (
     TokenOf,
     Value,
 )
-from ir_passes.proof.views import entered, left
+from ir_passes.proof.views import left
 
 MAX_ROUNDS = 12
 """Limit on rounds to the fixpoint, per carry; each round drops facts."""
@@ -192,12 +191,10 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     return flowing(site, carry, test[0].owner, writes)
 
 
-def _counted_fact(site: Site, start: Value, bound: Value) -> ActiveLane | RealToken | TokenOf | None:
+def _counted_fact(site: Site, start: Value, bound: Value) -> RealToken | TokenOf | None:
     own = token_tiles.counted(start, bound)
     if own is not None:
         return own
-    if bound.fact == ActiveCount():
-        return ActiveLane()
     end, by = entry_of(bound.fact) or (None, 0)
     is_end = end is not None and not by and end == OffsetEntry(end.layout, site.prover.bound.lanes)
     return RealToken(end.layout) if end is not None and is_end else None
@@ -209,7 +206,7 @@ def _fixpoint(
     run_body: Any,
     counters: dict[int, Any],
     mark: int,
-    carried: Callable[[Value], Value | None] = lambda value: None,
+    carried: Callable[[Value], Value | None],
 ) -> tuple[list[Value], list[Value]]:
     """Return carries that hold in every iteration, and the body's other results.
 
@@ -285,13 +282,12 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
 
 
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
-    made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
     counters = {}
     for k, value in enumerate(carry):
         out, var = jaxpr.outvars[k], jaxpr.invars[num_consts + k]
         if isinstance(out, ir.Literal) or value.range is None or length < 1:
             continue
-        eqn = made_by.get(out)
+        eqn = maker(jaxpr, out)
         if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not var or out.aval.shape:
             continue
         by = eqn.invars[1]
@@ -304,11 +300,7 @@ def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> d
     return counters
 
 
-@rule(
-    "scan",
-    reads="ft_in ft_out jaxpr length num_carry num_consts reverse",
-    ignores="_split_transpose linear unroll",
-)
+@rule("scan", reads="ft_in ft_out jaxpr length num_carry num_consts reverse", ignores="_split_transpose linear unroll")
 def scan(site: Site, *operands: Value) -> list[Value]:
     """Iterate to the fixpoint, with one index of `xs` and `ys` per iteration."""
     prover, params = site.prover, site.params
@@ -371,8 +363,8 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
     elif axis is not None:
         owner = moved(owner, axis - 1)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=entered(owner.view, step))
-    intact = value.intact and value.intact.seen(lambda view: entered(view, step))
+        owner = replace(owner, view=(*owner.view, step))
+    intact = value.intact and value.intact.seen(lambda view: (*view, step))
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
     if isinstance(value.fact, LAYOUT_FACTS):
         lanes_are_rows = shape[0] == site.prover.bound.lanes
@@ -392,12 +384,7 @@ def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symb
 def _stacked_tiles(
     site: Site, value: Value, loop: Number, tiles: list[Tiles], length: int, shape: tuple[int, ...]
 ) -> Value | None:
-    """Stack the rows of tiles along a new axis 0.
-
-    Args:
-        tiles: of `xs`.
-        shape: length of the value's first axis; () for a scalar.
-    """
+    """Stack the rows of tiles of `xs`; `shape` has the value's first axis, if any."""
     for fact in tiles:
         tile = LaneRows(0, split=(_symbol_of_tile(site, loop, fact, length),))
         if value.owner == tile and shape == (fact.size,) and not fact.rows.packed:
@@ -417,11 +404,7 @@ def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) 
 
 
 def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRows], length: int) -> Value:
-    """Stack the value of each iteration along a new axis 0.
-
-    Args:
-        sources: owners of `xs`.
-    """
+    """Stack the value of each iteration along a new axis 0; `sources` own `xs`."""
     owner, step = value.owner, ("scan", loop)
     iteration = _symbol_of_iteration(site, loop, LaneRows(0), length)
     intact = value.intact and value.intact.seen(lambda view: left(view, step))
@@ -439,7 +422,4 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
         owner = replace(owner, axis=owner.axis + 1, view=view)
         return Value(owner, intact=intact, version=site.prover.versions.put_together(value.version))
     value = _after_iteration(site, value, loop)
-    owner, axis = value.owner, axis_of(value.owner)
-    if axis is not None:
-        owner = moved(owner, axis + 1)
-    return Value(owner, range=value.range, intact=intact)
+    return Value(moved(value.owner, lambda axis: axis + 1), range=value.range, intact=intact)

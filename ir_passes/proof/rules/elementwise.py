@@ -3,10 +3,10 @@
 More than 300 lines: one rule for each operation with its own facts.
 """
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
-from ir_passes.contract.contract import SlotMap
 from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr.conversions import reversible
@@ -18,7 +18,8 @@ from ir_passes.proof.dims.classes import NAMED
 from ir_passes.proof.intervals import FALSE, dtype_range, hull, interval
 from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import COMMON, Common, Mixed, OneLane, Owner, PoolRows, axis_of
-from ir_passes.proof.registry import Rule, rule
+from ir_passes.proof.registry import rule
+from ir_passes.proof.rules import comparisons
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
@@ -29,18 +30,16 @@ from ir_passes.proof.values import (
     DeviceOffset,
     Greatest,
     HasRow,
-    Implies,
     Iota,
     Negative,
+    PageEntry,
     Permuted,
     PlusConstant,
     Range,
-    RemainderOf,
-    SignOf,
     SlotEntry,
     Value,
 )
-from ir_passes.proof.views import View, entered, left
+from ir_passes.proof.views import View, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
@@ -53,17 +52,6 @@ def combined(site: Site, operands: tuple[Value, ...]) -> Owner:
     return site.join(*(over(value.owner, shape, site.shape) for value, shape in pairs))
 
 
-def _unless_unchanged(arithmetic: Rule) -> Rule:
-    """Return the operand that an integer operation does not change, else apply a rule."""
-
-    def apply(site: Site, *operands: Value) -> list[Value]:
-        has_one_result = len(operands) <= 2 and len(site.eqn.outvars) == 1
-        value = unchanged(site, *operands) if has_one_result else None
-        return arithmetic(site, *operands) if value is None else [value]
-
-    return apply
-
-
 @rule("bitcast_convert_type", reads="new_dtype")
 def reinterpret(site: Site, x: Value) -> list[Value]:
     owner = x.owner
@@ -72,18 +60,23 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_OWN_RULES = frozenset(
-    "max min clamp mul add sub lt le gt ge div rem sign ne eq and convert_element_type select_n".split()
-)
+_OWN_RULES = frozenset("max min clamp convert_element_type select_n".split())
+_WITHOUT_PARAMETERS = frozenset("add sub lt le gt ge div rem sign ne eq and or xor".split())
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
 """Parameters of the computation on each element."""
 
 
-@rule(*(ELEMENTWISE - _OWN_RULES), ignores=_PLACE_BY_PLACE)
-@_unless_unchanged
+@rule(*(ELEMENTWISE - _OWN_RULES - _WITHOUT_PARAMETERS), ignores=_PLACE_BY_PLACE)
+@rule(*_WITHOUT_PARAMETERS)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
-    owner, bounds = combined(site, operands), bounds_of(site, operands)
-    return [Value(owner, range=bounds) for _ in site.eqn.outvars]
+    """Return the operand if an integer operation changes nothing, else join the operands."""
+    has_one_result = len(operands) <= 2 and len(site.eqn.outvars) == 1
+    value = unchanged(site, *operands) if has_one_result else None
+    if value is not None:
+        return [value]
+    result = Value(combined(site, operands), range=bounds_of(site, operands))
+    fact = _FACTS.get(site.name)
+    return [result for _ in site.eqn.outvars] if fact is None else [fact(site, result, *operands)]
 
 
 @rule("regularized_incomplete_beta")
@@ -120,119 +113,75 @@ def _is_within_limits(name: str, extent: tuple[int, int], other_ranges: list[Any
     return len(other_ranges) == 2 and other_ranges[0][1] <= extent[0] and extent[1] <= other_ranges[1][0]
 
 
-@rule("mul", reads="out_dtype")
-@_unless_unchanged
-def multiply(site: Site, x: Value, y: Value) -> list[Value]:
-    """Multiply; a device's index times a constant counts rows on previous devices."""
-    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
-    for device, by in ((x, y), (y, x)):
-        times = constant_of(by)
-        if isinstance(device.fact, DeviceOffset) and times is not None and result.range is not None:
-            result = result.replace(fact=DeviceOffset(device.fact.over, device.fact.rows * times))
-        slots = device.fact if isinstance(device.fact, SlotEntry) and device.fact.offset is None else None
-        if slots is not None and times is not None and times > 0 and result.range is not None:
-            result = result.replace(fact=replace(slots, stride=slots.stride * times, spare=slots.spare * times))
-        pages = page_tables.times(device, times, result.range)
-        result = result if pages is None else result.replace(fact=pages)
-    return [result]
+def _multiplied(site: Site, result: Value, x: Value, y: Value) -> Value:
+    """Multiply by a constant: a device's index counts rows on previous devices.
 
-
-@rule("add")
-@_unless_unchanged
-def add(site: Site, x: Value, y: Value) -> list[Value]:
-    """Add; a row's or page's start plus a smaller offset stays inside."""
-    bounds, fact = bounds_of(site, (x, y)), None
-    for row, offset in ((x, y), (y, x)):
-        slots = row.fact
-        if not isinstance(slots, SlotEntry) or slots.stride == 1 or offset.range is None or bounds is None:
+    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. Indices past every pool stay past it, negative
+    indices negative. No fact if the product may wrap.
+    """
+    for factor, by in ((x, y), (y, x)):
+        fact, times = factor.fact, constant_of(by)
+        if times is None or result.range is None:
             continue
-        # a number below row 0 may become a row
-        stays_inside = offset.range[0] >= 0 and slots.spare + offset.range[1] < slots.stride
-        if stays_inside and "below" not in slots.alternatives:
-            fact = replace(slots, spare=slots.spare + offset.range[1])
-    fact = fact or page_tables.plus(x, y, bounds) or page_tables.plus(y, x, bounds)
+        if isinstance(fact, DeviceOffset):
+            result = result.replace(fact=DeviceOffset(fact.over, fact.rows * times))
+        if isinstance(fact, SlotEntry | PageEntry) and getattr(fact, "offset", None) is None and times > 0:
+            result = result.replace(fact=replace(fact, stride=fact.stride * times, spare=fact.spare * times))
+    return result
+
+
+def _added(site: Site, result: Value, x: Value, y: Value) -> Value:
+    """Add; a row's or page's start plus a smaller offset stays inside.
+
+    A number below row 0 may become a row.
+    """
+    for row, offset in ((x, y), (y, x)):
+        fact, by = row.fact, offset.range
+        if not isinstance(fact, SlotEntry | PageEntry) or by is None or by[0] < 0 or result.range is None:
+            continue
+        if fact.spare + by[1] < fact.stride != 1 and not fact.alternatives & {"below", "lowest"}:
+            return result.replace(fact=replace(fact, spare=fact.spare + by[1]))
     by = constant_of(y)
-    if fact is None and by is not None and by >= 0 and site.shapes[0] == site.shape:
-        fact = PlusConstant(x.number, by)
-    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
+    is_raised = by is not None and by >= 0 and site.shapes[0] == site.shape
+    return result.replace(fact=PlusConstant(x.number, by)) if by is not None and is_raised else result
 
 
-@rule("sub")
-@_unless_unchanged
-def subtract(site: Site, x: Value, y: Value) -> list[Value]:
+def _subtracted(site: Site, result: Value, x: Value, y: Value) -> Value:
     """Subtract; a global row number minus previous devices' rows is local."""
-    bounds, fact = bounds_of(site, (x, y)), None
-    slots = x.fact if isinstance(x.fact, SlotEntry) and x.fact.offset is None and x.fact.stride == 1 else None
-    if slots is not None and isinstance(y.fact, DeviceOffset) and bounds is not None:
-        fact = replace(slots, offset=y.fact)
-    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
+    slots = x.fact if isinstance(y.fact, DeviceOffset) and result.range is not None else None
+    if isinstance(slots, SlotEntry) and slots.offset is None and slots.stride == 1:
+        return result.replace(fact=replace(slots, offset=y.fact))
+    return result
 
 
-@rule("div")
-@_unless_unchanged
-def divide(site: Site, x: Value, y: Value) -> list[Value]:
+def _divided(site: Site, result: Value, x: Value, y: Value) -> Value:
     """Divide; an index divided by a constant groups its rows."""
-    result = Value(combined(site, (x, y)), range=bounds_of(site, (x, y)))
-    by = constant_of(y) or 0
+    by, fact = constant_of(y) or 0, x.fact
     if by > 0 and x.range is not None and x.range[0] >= 0 and site.shapes[0] == site.shape:
-        if isinstance(x.fact, Iota):
-            result = result.replace(fact=Iota(x.fact.axis, x.fact.div * by))
-        elif isinstance(x.fact, Permuted):
-            result = result.replace(fact=Permuted(x.fact.order, x.fact.div * by))
-    return [result]
+        return result.replace(fact=replace(fact, div=fact.div * by)) if isinstance(fact, Iota | Permuted) else result
+    return result
 
 
-@rule("rem")
-def remainder(site: Site, x: Value, y: Value) -> list[Value]:
+def _remainder(site: Site, result: Value, x: Value, y: Value) -> Value:
     """Take the remainder; values below the divisor are unchanged."""
-    bounds = bounds_of(site, (x, y))
     is_below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
     if is_below and site.shapes[0] == site.shape:
-        return [x]
-    # for floats, the remainder of zero by zero is nan
-    fact = RemainderOf(x.number) if is_integer(site.eqn.outvars[0].aval.dtype) else None
-    return [Value(combined(site, (x, y)), range=bounds, fact=fact)]
+        return x
+    return result
 
 
-@rule("sign")
-def sign(site: Site, x: Value) -> list[Value]:
-    fact = SignOf(x.number) if x.range is not None and x.range[0] >= 0 else None
-    return [Value(combined(site, (x,)), range=bounds_of(site, (x,)), fact=fact)]
-
-
-@rule("ne")
-def not_equal(site: Site, x: Value, y: Value) -> list[Value]:
-    fact = None
-    if isinstance(x.fact, SignOf) and y.range == (1, 1):
-        fact = Implies(x.fact.number, zero=True)
-    elif isinstance(x.fact, RemainderOf) and y.range == (0, 0):
-        fact = Implies(x.fact.number, zero=False, compared=x.number)
-    elif isinstance(x.fact, Negative) and y.range == (0, 0) and site.shapes[0] == site.shape:
-        return [x]  # a boolean is not false
-    fact = fact or has_row(site, x, y)
-    return [Value(combined(site, (x, y)), range=bounds_of(site, (x, y)), fact=fact)]
-
-
-def has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """Compare slot map entries with the null row."""
-    is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
-    bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
-    return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None
-
-
-@rule("and")
-@_unless_unchanged
-def both(site: Site, x: Value, y: Value) -> list[Value]:
-    """Combine by and; false if the operands contradict each other."""
-    bounds = bounds_of(site, (x, y))
-    if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
-        if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
-            bounds = (0, 0)
-    for sign, other in ((x, y), (y, x)):
-        if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and bounds != (0, 0):
-            if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
-                return [sign]  # a negative number is not zero
-    return [Value(combined(site, (x, y)), range=bounds)]
+_FACTS: dict[str, Callable[..., Value]] = {
+    **dict.fromkeys(("lt", "le", "gt", "ge"), comparisons.ordered),
+    "eq": comparisons.equal,
+    "ne": comparisons.not_equal,
+    "and": comparisons.both,
+    "mul": _multiplied,
+    "add": _added,
+    "sub": _subtracted,
+    "div": _divided,
+    "rem": _remainder,
+}
+"""Operation -> result with its fact, from the joined result and the operands."""
 
 
 @rule("convert_element_type", reads="new_dtype", ignores="weak_type sharding")
@@ -260,7 +209,7 @@ def _converted_view(view: View, source: Any, target: Any) -> View:
     restored = left(view, ("widened", target, source))
     if restored is not None:
         return restored
-    return entered(view, ("widened" if reversible(source, target) else "narrowed", source, target))
+    return (*view, ("widened" if reversible(source, target) else "narrowed", source, target))
 
 
 @rule(
@@ -332,9 +281,7 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
     other_cases = [case for case in cases if not isinstance(case.fact, SlotEntry)]
     if not slots or not other_cases or any(fact != slots[0] for fact in slots):
         return None
-    entry = site.prover.bound.inputs[slots[0].leaf].entry
-    assert isinstance(entry, SlotMap)
-    alternatives = {_unowned_kind(case, entry, slots[0].stride) for case in other_cases}
+    alternatives = {_unowned_kind(site, case, slots[0]) for case in other_cases}
     # `offset` is subtracted from a fixed replacement too, which gives another row on each device
     if None in alternatives or (alternatives - {"past"} and slots[0].offset is not None):
         return None
@@ -349,18 +296,10 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
     return replace(slots[0], guard=guard, alternatives=alternatives, spare=spare, non_null=non_null)
 
 
-def _unowned_kind(row: Value, entry: SlotMap, stride: int) -> str | None:
-    """Return the kind of an unowned row, as in `SlotEntry.alternatives`.
-
-    Args:
-        stride: elements from one row to the next.
-    """
-    if row.range is None:
-        return None
-    if row.range[0] >= entry.size * stride:
-        return "past"
-    if not isinstance(row.owner, Common):
-        return None
-    if row.range[1] < 0:
-        return "below"
-    return "null" if 0 <= row.range[0] and row.range[1] < stride and entry.null else None
+def _unowned_kind(site: Site, row: Value, slots: SlotEntry) -> str | None:
+    """Return the kind of an unowned row, as in `SlotEntry.alternatives`."""
+    kind, entry = page_tables.nowhere(site, row, slots), site.prover.bound.inputs[slots.leaf].entry
+    is_null = (
+        row.range is not None and 0 <= row.range[0] and row.range[1] < slots.stride and getattr(entry, "null", False)
+    )
+    return "null" if kind is None and is_null and isinstance(row.owner, Common) else kind

@@ -6,9 +6,9 @@ More than 300 lines: reads and writes share the interpretation of indices.
 import math
 from dataclasses import replace
 
-from ir_passes.contract.contract import SlotMap
 from ir_passes.jaxpr import primitives
 from ir_passes.proof import refusals
+from ir_passes.proof.assumed import note_indices
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
@@ -17,7 +17,6 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_ro
 from ir_passes.proof.rules.addressing.access import (
     MODES,
     Access,
-    bounds_note,
     check_position,
     lane_at,
     of_gather,
@@ -29,16 +28,7 @@ from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered, reveals_places
-from ir_passes.proof.values import (
-    ActiveLane,
-    Constant,
-    Counts,
-    Iota,
-    PageEntry,
-    Permuted,
-    SlotEntry,
-    Value,
-)
+from ir_passes.proof.values import Constant, Counts, Iota, PageEntry, Permuted, SlotEntry, Value
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
 """unique_indices is ignored: if indices repeat, a lane writes its own element twice, and one write wins."""
@@ -60,9 +50,11 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if fault is not None:
         return Value(fault)
     if isinstance(operand.owner, PoolRows):
-        bounds_note(site, operand, access, operand.owner.axis)
+        note_indices(site, access, operand.owner.axis)
         return pool_rows.read(site, operand, access)
-    _check_captured(site, operand, access)
+    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
+    if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
+        site.report(*refusals.CAPTURED(path=site.prover.bound.inputs[slots[0].leaf].path))
     owner = _read_owner(site, operand, access)
     axis = operand.owner.axis if isinstance(operand.owner, LaneRows) else None
     picked_axis = axis if axis in access.columns else None
@@ -73,11 +65,9 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if fills:
         filler = site.params.get("fill_value")
         bounds = hull(bounds, (int(filler), int(filler))) if isinstance(filler, int) else None
-    fact = operand.fact if isinstance(operand.fact, SlotEntry) and not fills else None
-    if isinstance(operand.fact, PageEntry):
-        fact = _entries_or_filler(site, operand, fills)
-    if isinstance(operand.fact, SlotEntry) and fills and packed_tokens.by_token(access):
-        fact = _slots_or_filler(site, operand, access)
+    fact = operand.fact if isinstance(operand.fact, SlotEntry | PageEntry) else None
+    if fact is not None and fills:
+        fact = _entries_or_filler(site, fact, access)
     if isinstance(fact, SlotEntry | PageEntry) and packed_tokens.entries_of_padding(access):
         fact = replace(fact, alternatives=fact.alternatives | {"last"})
     fact = fact or packed_tokens.at_token(site, operand, access)
@@ -94,35 +84,20 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     return Value(owner, number, bounds, fact, intact)
 
 
-def _slots_or_filler(site: Site, operand: Value, access: Access) -> SlotEntry | None:
-    """Return the fact of slot map entries by token, with a fill value at padding.
+def _entries_or_filler(site: Site, fact: SlotEntry | PageEntry, access: Access) -> SlotEntry | PageEntry | None:
+    """Return the fact of entries with a fill value; slots are read by token.
 
     None if the fill value may be a lane's row.
     """
-    fact, filler = operand.fact, site.params.get("fill_value")
-    assert isinstance(fact, SlotEntry)
-    entry = site.prover.bound.inputs[fact.leaf].entry
-    if not isinstance(filler, int) or not isinstance(entry, SlotMap):
+    filler = site.params.get("fill_value")
+    if not isinstance(filler, int) or (isinstance(fact, SlotEntry) and not packed_tokens.by_token(access)):
         return None
-    kind = "past" if filler >= entry.size * fact.stride else "below" if filler < 0 else None
-    previous_guards = () if fact.guard is None else (fact.guard,)
-    form = "filled", filler, len(previous_guards)
-    guard = site.prover.number(form, *previous_guards, *(value.number for value in access.columns.values()))
-    return None if kind is None else replace(fact, guard=guard, alternatives=fact.alternatives | {kind})
-
-
-def _entries_or_filler(site: Site, operand: Value, fills: bool) -> PageEntry | None:
-    """Return the fact of page table entries at any index.
-
-    The fill value must not be a lane's page.
-    """
-    fact, filler = operand.fact, site.params.get("fill_value")
-    assert isinstance(fact, PageEntry)
-    if not fills:
-        return fact
-    if not isinstance(filler, int):
-        return None
-    kind = page_tables.nowhere(site, Value(range=(filler, filler)), (operand,))
+    kind = page_tables.nowhere(site, Value(range=(filler, filler)), fact)
+    if kind is not None and isinstance(fact, SlotEntry):
+        previous_guards = () if fact.guard is None else (fact.guard,)
+        form = "filled", filler, len(previous_guards)
+        guard = site.prover.number(form, *previous_guards, *(value.number for value in access.columns.values()))
+        fact = replace(fact, guard=guard)
     return None if kind is None else replace(fact, alternatives=fact.alternatives | {kind})
 
 
@@ -138,16 +113,6 @@ def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
     number = site.prover.fresh()
     site.prover.same_counts[number] = site.prover.same_counts.get(operand.number, operand.number)
     return number
-
-
-def _check_captured(site: Site, operand: Value, access: Access) -> None:
-    """Report a captured constant with an index by row numbers.
-
-    It must be an operand of the step.
-    """
-    slots = [value.fact for value in access.columns.values() if isinstance(value.fact, SlotEntry | PageEntry)]
-    if slots and isinstance(operand.fact, Constant) and operand.fact.captured:
-        site.report(*refusals.CAPTURED(path=site.prover.bound.inputs[slots[0].leaf].path))
 
 
 def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
@@ -249,7 +214,7 @@ def _write(site: Site, operand: Value, updates: Value, access: Access, replaces:
     if fault is not None:
         return Value(fault)
     if isinstance(operand.owner, PoolRows):
-        bounds_note(site, operand, access, operand.owner.axis)
+        note_indices(site, access, operand.owner.axis)
         return pool_rows.write(site, operand, updates, access, replaces)
     is_single_write = not access.index_axes and len(access.window) == len(access.full)
     if access.sizes == access.full and replaces and not access.columns and is_single_write:
@@ -269,7 +234,7 @@ def _writes_active_lane(site: Site, owner: Owner, access: Access) -> bool:
     index = access.columns.get(owner.axis)
     if index is None or access.sizes[owner.axis] != 1:
         return False
-    return isinstance(index.fact, ActiveLane) or index.number in site.prover.active
+    return index.number in site.prover.active
 
 
 def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -> Owner:

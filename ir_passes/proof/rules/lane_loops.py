@@ -22,7 +22,7 @@ from ir_passes.jaxpr.bodies import counts_up, maker
 from ir_passes.proof.intervals import FALSE, TRUE
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import Common
-from ir_passes.proof.prover import Env, Prover
+from ir_passes.proof.prover import Prover
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import Greatest, Range, UnchangedRows, Value
 
@@ -45,7 +45,8 @@ def _stopped_bounds(
     """
     if number in flags or site.name not in ("lt", "gt", "ge", "le"):
         return flags.get(number)
-    sources = [_source(site.jaxpr, site.env, atom) for atom in site.eqn.invars]
+    spread = (_spread_from(site.jaxpr, atom) for atom in site.eqn.invars)
+    sources = [None if isinstance(atom, ir.Literal) else site.env[atom].number for atom in spread]
     is_compared = sources[:: -1 if site.name in ("gt", "le") else 1] == [counter, lengths]
     return (FALSE if site.name in ("lt", "gt") else TRUE) if is_compared else None
 
@@ -104,8 +105,6 @@ def counter_of(
     The carry begins at 0 or above, each iteration adds 1, and the condition compares it with an unchanged bound. With
     the number of active lanes as bound, the carry is an active lane; with the last lane's end, a real token.
 
-    Args:
-        inner: number of constants of the body.
     """
     condition, inputs, outputs = flatten(condition), body.jaxpr.invars[inner:], body.jaxpr.outvars
     test, carries = maker(condition.jaxpr, condition.jaxpr.outvars[0]), condition.jaxpr.invars[len(outer) :]
@@ -207,8 +206,3 @@ def _spread_from(jaxpr: Any, atom: Any) -> Any:
     while (eqn := maker(jaxpr, _unconverted(jaxpr, atom))) is not None and eqn.primitive.name in _SPREADING:
         atom = eqn.invars[0]
     return _unconverted(jaxpr, atom)
-
-
-def _source(body: Any, env: Env, atom: Any) -> Number | None:
-    atom = _spread_from(body, atom)
-    return None if isinstance(atom, ir.Literal) else env[atom].number

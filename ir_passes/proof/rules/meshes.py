@@ -13,7 +13,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_layout
 from ir_passes.proof.site import Site, interpret
 from ir_passes.proof.values import DeviceOffset, Iota, PageEntry, SlotEntry, Value
-from ir_passes.proof.views import entered, left
+from ir_passes.proof.views import left
 
 
 @rule("axis_index", reads="axis_name")
@@ -106,8 +106,8 @@ def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split)
     if isinstance(owner, Common):
         site.prover.device_varying.update(name for names in split.axes.values() for name in names)
     if split.axes:
-        intact = intact and intact.seen(lambda view: entered(view, split.step))
-        owner = replace(owner, view=entered(owner.view, split.step)) if isinstance(owner, PoolRows) else owner
+        intact = intact and intact.seen(lambda view: (*view, split.step))
+        owner = replace(owner, view=(*owner.view, split.step)) if isinstance(owner, PoolRows) else owner
     is_whole = isinstance(value.fact, (Iota, *token_layout.LAYOUT_FACTS)) and not split.axes
     fact = value.fact if isinstance(value.fact, SlotEntry | PageEntry) or is_whole else None
     if isinstance(fact, SlotEntry) and fact.offset is not None:
@@ -117,11 +117,7 @@ def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split)
 
 
 def _joined_parts(site: Site, value: Value, shape: tuple[int, ...], split: Split, mark: int) -> Value:
-    """Put a result together from the parts of all devices.
-
-    Args:
-        mark: value numbers from `mark` on are inside the shard_map.
-    """
+    """Put devices' parts together; value numbers from `mark` on are inside the shard_map."""
     owner, intact = _owner_of_result(site, value.owner, shape, split, mark), value.intact
     if split.axes:
         intact = intact and intact.seen(lambda view: left(view, split.step))

@@ -82,10 +82,8 @@ class _Declared:
                 results.append(self._successor(self.operands[donor_of[k]], lanes, declared))
             elif isinstance(declared, Packed):
                 results.append(Value(LaneRows(declared.axis, packed=declared.layout)))
-            elif isinstance(declared, Lane) and axis_of(lanes) is not None:
-                results.append(Value(moved(lanes, declared.axis)))
             else:
-                results.append(Value(lanes if isinstance(declared, Lane) else COMMON))
+                results.append(Value(moved(lanes, declared.axis) if isinstance(declared, Lane) else COMMON))
         return results
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:

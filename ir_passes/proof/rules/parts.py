@@ -11,7 +11,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
-from ir_passes.proof.views import View, block, entered
+from ir_passes.proof.views import View, block
 
 
 def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, step: int = 1) -> Owner:
@@ -28,8 +28,7 @@ def part(site: Site, owner: Owner, axis: int, start: int, size: int, full: int, 
 
 def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[int], steps: Sequence[int]) -> Value:
     full = site.shapes[0]
-    axis = axis_of(x.owner)
-    owner, intact = x.owner, x.intact
+    axis, owner, intact = axis_of(x.owner), x.owner, x.intact
     is_whole = tuple(sizes) == full and not any(starts)
     if axis is not None:
         owner = part(site, x.owner, axis, starts[axis], sizes[axis], full[axis], steps[axis])
@@ -55,7 +54,7 @@ def _view_of_slice(
 ) -> View:
     """Return the view; a slice without strides equals a read at constants."""
     if any(step != 1 for step in steps):
-        return entered(view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
+        return (*view, ("slice", tuple(full), tuple(map(int, (*starts, *sizes, *steps)))))
     begins = ((d, int(start)) for d, start in enumerate(starts) if sizes[d] != full[d])
     return block(view, rows, tuple(map(int, full)), tuple(map(int, sizes)), begins)
 
@@ -93,9 +92,7 @@ def unstack(site: Site, x: Value) -> list[Value]:
         owner, fact = value.owner, value.fact if isinstance(value.fact, SlotEntry | PageEntry) else None
         if isinstance(owner, LaneRows) and owner.axis == axis:
             owner = OneLane(owner.start, owner.split, packed=owner.packed)
-        old = axis_of(owner)
-        owner = owner if old is None else moved(owner, old - (old > axis))
-        results.append(Value(owner, range=value.range, fact=fact))
+        results.append(Value(moved(owner, lambda old: old - (old > axis)), range=value.range, fact=fact))
     return results
 
 
@@ -121,10 +118,7 @@ def _entries_in_order(site: Site, owner: Owner, parts: Sequence[Value]) -> SlotE
 @rule("stack", reads="axis")
 def stack(site: Site, *parts: Value) -> list[Value]:
     axis = int(site.params["axis"])
-    owners = []
-    for value in parts:
-        old = axis_of(value.owner)
-        owners.append(value.owner if old is None else moved(value.owner, old + (old >= axis)))
+    owners = [moved(value.owner, lambda old: old + (old >= axis)) for value in parts]
     bounds = hull(*(value.range for value in parts))
     owner = joined_along(site, axis, owners, [1] * len(parts))
     fact = _entries_in_order(site, owner, parts) or (Columns(parts) if axis == len(site.shape) - 1 else None)

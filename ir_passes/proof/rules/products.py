@@ -2,7 +2,7 @@
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered, reveals_places
@@ -14,15 +14,10 @@ _ROUNDING = "out_sharding precision preferred_element_type"
 @rule("dot_general", reads="dimension_numbers", ignores=_ROUNDING)
 def dot_general(site: Site, x: Value, y: Value) -> list[Value]:
     """Multiply; lanes are a batch dimension or one operand's free dimension."""
-    (x_contract, y_contract), (x_batch, y_batch) = site.params["dimension_numbers"]
-    return [Value(_owner_of_product(site, x, y, (x_contract, y_contract), (x_batch, y_batch)))]
-
-
-def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tuple) -> Owner:
-    ranks = [len(shape) for shape in site.shapes[:2]]
+    contract, batch = site.params["dimension_numbers"]
     owners, free_before = [], len(batch[0])
-    for value, rank, summed, paired in zip((x, y), ranks, contract, batch, strict=True):
-        free = [d for d in range(rank) if d not in summed and d not in paired]
+    for value, shape, summed, paired in zip((x, y), site.shapes, contract, batch, strict=True):
+        free = [d for d in range(len(shape)) if d not in summed and d not in paired]
         axis = axis_of(value.owner)
         if axis is None:
             owners.append(value.owner)
@@ -37,8 +32,8 @@ def _owner_of_product(site: Site, x: Value, y: Value, contract: tuple, batch: tu
     if isinstance(owner, LaneRows) and owner.order is not None and owner.axis < len(batch[0]):
         sides = zip((x, y), site.shapes, batch, strict=True)
         if any(reveals_places(value, shape, paired[owner.axis]) for value, shape, paired in sides):
-            return site.mixed(*refusals.MATRIX_OF_EACH_PLACE)
-    return owner
+            owner = site.mixed(*refusals.MATRIX_OF_EACH_PLACE)
+    return [Value(owner)]
 
 
 @rule("ragged_dot_general", reads="ragged_dot_dimension_numbers", ignores=_ROUNDING, accepts={"group_offset": (None,)})
@@ -62,9 +57,7 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
             site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
-    sorted_by = None
-    if isinstance(owner, LaneRows) and owner.order is not None:
-        sorted_by = site.prover.sort_keys.get(owner.order)
+    sorted_by = site.prover.sort_keys.get(owner.order) if isinstance(owner, LaneRows) and owner.order else None
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         if not sizes.fact.every:
             site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
@@ -86,10 +79,7 @@ def convolution(site: Site, x: Value, kernel: Value) -> list[Value]:
             owner = moved(owner, numbers.out_spec[0])
         else:
             owner = site.mixed(*refusals.CONVOLVED_LANES)
-    other = kernel.owner
-    if axis_of(other) is not None:
-        other = site.mixed(*refusals.KERNEL_OF_LANES)
-    return [Value(site.join(owner, other))]
+    return [Value(site.join(owner, site.apart(kernel.owner, range(len(site.shapes[1])), refusals.KERNEL_OF_LANES)))]
 
 
 _OF_ONE_MATRIX = """
@@ -109,11 +99,8 @@ def batched_matrices(site: Site, *operands: Value) -> list[Value]:
     matrix_dims = {"fft": len(site.params.get("fft_lengths", ())), "lu_pivots_to_permutation": 1}.get(site.name, 2)
     owners = []
     for k, (value, shape) in enumerate(zip(operands, site.shapes, strict=True)):
-        axis = axis_of(value.owner)
         diagonal = site.name == "tridiagonal_solve" and k < 3  # the last operand has right-hand sides as columns
-        if axis is not None and axis >= len(shape) - (1 if diagonal else matrix_dims):
-            owners.append(site.mixed(*refusals.LANES_IN_A_MATRIX))
-        else:
-            owners.append(value.owner)
+        axes = range(len(shape) - (1 if diagonal else matrix_dims), len(shape))
+        owners.append(site.apart(value.owner, axes, refusals.LANES_IN_A_MATRIX))
     owner = site.join(*owners)
     return [Value(owner) for _ in site.eqn.outvars]

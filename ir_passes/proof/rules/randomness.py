@@ -69,5 +69,4 @@ def _by_key(site: Site, owner: Owner) -> Owner:
 
 
 def _of_one_key(site: Site, words: Value, leading: int) -> Owner:
-    axis = axis_of(words.owner)
-    return words.owner if axis is None or axis < leading else site.mixed(*refusals.ONE_KEY)
+    return site.apart(words.owner, range(leading, len(site.shapes[0])), refusals.ONE_KEY)

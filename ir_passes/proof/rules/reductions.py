@@ -18,19 +18,11 @@ _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
 
 def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
-    axis = axis_of(owner)
-    if axis is None:
-        return owner
-    if axis in axes:
-        return site.mixed(*refusals.REDUCED_LANES(axis=axis))
-    return moved(owner, axis - sum(other < axis for other in axes))
+    owner = site.apart(owner, axes, refusals.REDUCED_LANES(axis=axis_of(owner)))
+    return moved(owner, lambda axis: axis - sum(other < axis for other in axes))
 
 
-@rule(
-    *REDUCTIONS,
-    reads="axes index_dtype",
-    ignores="out_sharding",
-)
+@rule(*REDUCTIONS, reads="axes index_dtype", ignores="out_sharding")
 def reduction(site: Site, x: Value) -> list[Value]:
     axes = tuple(map(int, site.params["axes"]))
     if not site.name.startswith("arg") and all(site.shapes[0][axis] == 1 for axis in axes):
@@ -66,10 +58,8 @@ def general_reduction(site: Site, *operands: Value) -> list[Value]:
 
 @rule(*CUMULATIVE, reads="axis", ignores="reverse")
 def running(site: Site, x: Value) -> list[Value]:
-    owner = x.owner
-    if axis_of(owner) == int(site.params["axis"]):
-        text = refusals.SUMMED_UP_LANES if site.name == "cumsum" else refusals.RUNNING_LANES
-        owner = site.mixed(*text(axis=site.params["axis"]))
+    axis, text = int(site.params["axis"]), refusals.SUMMED_UP_LANES if site.name == "cumsum" else refusals.RUNNING_LANES
+    owner = site.apart(x.owner, (axis,), text(axis=axis))
     # the product of zeros and ones is zero or one
     stays_bounded = site.name in ("cummax", "cummin") or (
         site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
@@ -86,9 +76,7 @@ def running(site: Site, x: Value) -> list[Value]:
 def top_k(site: Site, x: Value) -> list[Value]:
     axis = int(site.params.get("axis", site.params.get("reduction_dimension", len(site.shape) - 1)))
     axis %= len(site.shape)
-    owner = x.owner
-    if axis_of(owner) == axis:
-        owner = site.mixed(*refusals.COMPARED_LANES(axis=axis))
+    owner = site.apart(x.owner, (axis,), refusals.COMPARED_LANES(axis=axis))
     # a TPU's approximation may give -1, the index of no element
     first = -1 if site.name == "approx_top_k" else 0
     return [Value(owner, range=x.range), Value(owner, range=(first, site.shapes[0][axis] - 1))]
@@ -104,14 +92,10 @@ def windows(site: Site, *operands: Value) -> list[Value]:
     params = site.params
     columns = [params["window_dimensions"], params["window_strides"], params["padding"]]
     columns += [params[name] for name in ("base_dilation", "window_dilation") if name in params]
-    owners = []
-    for value in operands:
-        axis = axis_of(value.owner)
-        if axis is not None and any(column[axis] not in (1, (0, 0)) for column in columns):
-            owners.append(site.mixed(*refusals.WINDOWS_OF_LANES(axis=axis)))
-        else:
-            owners.append(value.owner)
-    return [Value(site.join(*owners)) for _ in site.eqn.outvars]
+    axes = {axis for column in columns for axis, size in enumerate(column) if size not in (1, (0, 0))}
+    texts = (refusals.WINDOWS_OF_LANES(axis=axis_of(value.owner)) for value in operands)
+    owner = site.join(*(site.apart(value.owner, axes, text) for value, text in zip(operands, texts, strict=True)))
+    return [Value(owner) for _ in site.eqn.outvars]
 
 
 @rule("sort", reads="dimension is_stable num_keys")

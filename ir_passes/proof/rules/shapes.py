@@ -12,7 +12,6 @@ from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,
-    ActiveLane,
     BroadcastVector,
     Constant,
     Counts,
@@ -23,13 +22,11 @@ from ir_passes.proof.values import (
     OwnTokens,
     PageEntry,
     Permuted,
-    RemainderOf,
-    SignOf,
     SlotEntry,
     Tiles,
     Value,
 )
-from ir_passes.proof.views import entered, reshaped, transposed
+from ir_passes.proof.views import reshaped, transposed
 
 Shape = tuple[int, ...]
 _OF_ALL_ELEMENTS = (SlotEntry, PageEntry, DeviceOffset, ActiveCount, Constant)
@@ -111,11 +108,7 @@ def _owner_of_tiles(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Ow
 
 
 def _merged(axis: int, split: Shape, merged: Shape) -> int | None:
-    """Return `axis` if two shapes differ by a merge of two axes.
-
-    Args:
-        axis: first of two adjacent axes of `split`; the merged axis of `merged`.
-    """
+    """Return `axis` if only it and the next axis of `split` are merged."""
     if len(split) != len(merged) + 1 or not math.prod(merged):
         return None
     parts = merged[:axis], merged[axis + 1 :]
@@ -128,11 +121,11 @@ def reshaped_value(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, old_shape, new_shape))
-    fact = x.fact if isinstance(x.fact, (*_OF_ALL_ELEMENTS, ActiveLane)) else None
+    fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
     if isinstance(x.fact, Iota):
         place = place_after_reshape(x.fact.axis, old_shape, new_shape)
         fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
-    elif fact is None and x.fact is not None and _equal_without_unit_axes(old_shape, new_shape):
+    elif fact is None:
         fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None:
         fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
@@ -151,24 +144,18 @@ def _surviving_axis(axis: int, old_shape: Shape, new_shape: Shape) -> int | None
     return place[0] if place is not None and place[1:] == (1, 1) else None
 
 
-def _equal_without_unit_axes(old_shape: Shape, new_shape: Shape) -> bool:
-    return [size for size in old_shape if size != 1] == [size for size in new_shape if size != 1]
-
-
-def _fact_across_unit_axes(fact: Fact, old_shape: Shape, new_shape: Shape) -> Fact | None:
+def _fact_across_unit_axes(fact: Fact | None, old_shape: Shape, new_shape: Shape) -> Fact | None:
+    if [size for size in old_shape if size != 1] != [size for size in new_shape if size != 1]:
+        return None
     if isinstance(fact, Permuted | Counts):
         return fact if old_shape[:1] == new_shape[:1] else None
-    return fact if isinstance(fact, SignOf | RemainderOf | Implies) else None
-
-
-@rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
-def reshape(site: Site, x: Value) -> list[Value]:
-    """Reshape row-major: the normal form has no `dimensions`."""
-    return [reshaped_value(site, x)]
+    return fact if isinstance(fact, Implies) else None
 
 
 @rule("squeeze", reads="dimensions")
-def squeeze(site: Site, x: Value) -> list[Value]:
+@rule("reshape", reads="new_sizes", ignores="sharding", accepts={"dimensions": (None,)})
+def reshape(site: Site, x: Value) -> list[Value]:
+    """Reshape row-major: the normal form has no `dimensions`."""
     return [reshaped_value(site, x)]
 
 
@@ -181,7 +168,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     axis = axis_of(x.owner)
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=entered(owner.view, ("broadcast",)))
+        owner = replace(owner, view=(*owner.view, ("broadcast",)))
     fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
     if isinstance(x.fact, Iota) and old_shape[x.fact.axis] == new_shape[dims[x.fact.axis]]:
         fact = Iota(dims[x.fact.axis], x.fact.div)
@@ -196,8 +183,7 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 @rule("transpose", reads="permutation")
 def transpose(site: Site, x: Value) -> list[Value]:
     permutation = tuple(map(int, site.params["permutation"]))
-    axis = axis_of(x.owner)
-    owner = x.owner if axis is None else moved(x.owner, permutation.index(axis))
+    owner = moved(x.owner, permutation.index)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=transposed(owner.view, permutation))
     intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
@@ -210,12 +196,9 @@ def transpose(site: Site, x: Value) -> list[Value]:
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
-    owner, axis = x.owner, axis_of(x.owner)
-    if axis is not None and axis in site.params["dimensions"]:
-        owner = site.mixed(*refusals.REVERSED_LANES)
-    elif isinstance(owner, PoolRows):
-        view = entered(owner.view, ("rev", site.params["dimensions"]))
-        owner = replace(owner, view=view)
+    owner = site.apart(x.owner, site.params["dimensions"], refusals.REVERSED_LANES)
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=(*owner.view, ("rev", site.params["dimensions"])))
     return [Value(owner, range=x.range)]
 
 
@@ -233,17 +216,15 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
             else:
                 owner = site.mixed(*refusals.PADDED_LANES)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=entered(owner.view, ("pad",)))
+        owner = replace(owner, view=(*owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
 
 
 @rule("tile", reads="reps repeats")
 def tile(site: Site, x: Value) -> list[Value]:
     repeats = tuple(site.params.get("reps") or site.params["repeats"])
-    owner, axis = x.owner, axis_of(x.owner)
-    if axis is not None and repeats[axis] != 1:
-        owner = site.mixed(*refusals.REPEATED_LANES)
-    return [Value(owner, range=x.range)]
+    axes = [axis for axis, times in enumerate(repeats) if times != 1]
+    return [Value(site.apart(x.owner, axes, refusals.REPEATED_LANES), range=x.range)]
 
 
 @rule("iota", reads="dtype shape dimension", ignores="sharding")

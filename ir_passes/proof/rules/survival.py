@@ -12,12 +12,7 @@ from ir_passes.proof.values import Fact, Finite, Mask, MaskedOut, OneHot, TokenP
 
 
 def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | None:
-    """Return the fact about an operation's result.
-
-    Args:
-        fact: about the first operand; the others depend on the row's lane only.
-        source, target: dtypes of operand and result.
-    """
+    """Return a result's fact; all operands but the first depend on the row's lane."""
     rule = _TABLE.get((type(fact), name))
     return None if rule is None else rule(fact, source, target)
 
@@ -25,9 +20,7 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
 def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any) -> bool:
     """True if every element is finite, also after rounding by a product.
 
-    Args:
-        dtype, result: dtypes of operand and product.
-        precision: of `dot_general`; an algorithm names the dtype of rounded operands.
+    An algorithm as `precision` names the dtype of rounded operands.
     """
     dtypes = [result]
     if isinstance(precision, DotAlgorithm):

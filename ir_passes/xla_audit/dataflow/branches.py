@@ -21,9 +21,7 @@ def gaps_of(
 ) -> dict[int, list[tuple[int, int]]]:
     """Return for each value the ticks of branches that no longer need it.
 
-    Args:
-        find: value -> representative.
-        start, stop: ticks of definition and last reader.
+    `find` gives the representative, `start` and `stop` ticks of definition and last reader.
     """
     gaps: dict[int, list[tuple[int, int]]] = {}
     for enter, branches in conditionals:

@@ -10,7 +10,8 @@ import pytest
 from jax import lax
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
-from ir_passes.contract.normal_form import flatten, step_form
+from ir_passes.contract.guarded_writes import step_form
+from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 
 ROWS, LANES, WIDTH = 5, 2, 3

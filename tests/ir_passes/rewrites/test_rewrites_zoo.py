@@ -8,7 +8,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 from zoo.real_models import MODELS, program, shapes
 
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
@@ -30,7 +30,8 @@ def check(graph: Graph) -> None:
 
 
 def rewritten(program: Program) -> tuple[Graph, Graph, tuple[PassReport, ...]]:
-    graph = Graph(flatten(ir.trace(program.step, *program.args())), program.bound())
+    bound = program.bound()
+    graph = Graph(step_form(ir.trace(program.step, *program.args()), bound), bound)
     return graph, *run_passes(graph, check=check)
 
 

@@ -10,7 +10,7 @@ from jax import lax
 from zoo.catalogue import PROGRAMS
 
 from ir_passes import AuditError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.rewrites import DEFAULT_PASSES, write_in_place
@@ -139,7 +139,8 @@ def test_a_copy_that_no_order_avoids_is_reported() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_proved_with_ordered_writes(name: str) -> None:
     program = PROGRAMS[name]
-    graph = Graph(flatten(ir.trace(program.step, *program.args())), program.bound())
+    bound = program.bound()
+    graph = Graph(step_form(ir.trace(program.step, *program.args()), bound), bound)
     ordered = write_in_place(graph)
     assert write_in_place(ordered) is ordered
     ir.check(ordered.program)

@@ -9,7 +9,7 @@ import numpy as np
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
-from ir_passes.contract.normal_form import flatten
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
@@ -20,7 +20,8 @@ RUNS = 6
 
 
 def graph_of(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract) -> Graph:
-    return Graph(flatten(ir.trace(fn, *args)), contract.bind(fn, args))
+    bound = contract.bind(fn, args)
+    return Graph(step_form(ir.trace(fn, *args), bound), bound)
 
 
 def brackets(pool, slots, x):

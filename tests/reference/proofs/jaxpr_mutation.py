@@ -23,7 +23,7 @@ from numpy_interpreter import Value, apply, literal
 from zoo.program import Program
 
 from ir_passes import Packed
-from ir_passes.contract.normal_form import step_form
+from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir, rewriting
 
 MODES = (lax.GatherScatterMode.CLIP, lax.GatherScatterMode.FILL_OR_DROP, lax.GatherScatterMode.PROMISE_IN_BOUNDS)

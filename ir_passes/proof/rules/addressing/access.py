@@ -6,13 +6,13 @@ from dataclasses import dataclass
 
 from jax.lax import GatherDimensionNumbers, GatherScatterMode
 
-from ir_passes.contract.statements import Assumption, Note
+from ir_passes.contract.statements import Assumption
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
 from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
-from ir_passes.proof.views import View, block, entered, reshaped
+from ir_passes.proof.views import View, block, reshaped
 
 Shape = tuple[int, ...]
 MODES = (GatherScatterMode.CLIP, GatherScatterMode.FILL_OR_DROP, GatherScatterMode.PROMISE_IN_BOUNDS)
@@ -66,11 +66,9 @@ class Access:
 
     def whole(self, dim: int) -> bool:
         """True if the window covers a dimension, and is not the only row by slot."""
-        return dim in self.window and self.sizes[dim] == self.full[dim] and not self._only_row(dim)
-
-    def _only_row(self, dim: int) -> bool:
         index = self.columns.get(dim)
-        return self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
+        is_only_row = self.full[dim] == 1 and index is not None and isinstance(index.fact, SlotEntry | PageEntry)
+        return dim in self.window and self.sizes[dim] == self.full[dim] and not is_only_row
 
     def step(self, dim: int) -> tuple:
         indices = tuple((d, value.number) for d, value in sorted(self.columns.items()) if d != dim)
@@ -85,7 +83,7 @@ class Access:
             view = reshaped((*part, *row), self.sizes, self.window_shape)
         else:
             view = (*view, self.step(dim), *row)
-        return entered(view, _FILLED) if fills else view
+        return (*view, _FILLED) if fills else view
 
     @property
     def is_block(self) -> bool:
@@ -141,9 +139,8 @@ def lane_at(access: Access, dim: int, rows: LaneRows) -> OneLane | None:
         return None
     constant = constant_of(index)
     if constant is not None:
-        return (
-            OneLane(rows.start + constant // rows.inner, rows.split, packed=rows.packed) if access.inside(dim) else None
-        )
+        lane = OneLane(rows.start + constant // rows.inner, rows.split, packed=rows.packed)
+        return lane if access.inside(dim) else None
     if access.scalar and rows.inner == 1 and rows.start == 0:
         return OneLane(Symbol(index.number, access.full[dim]), rows.split, packed=rows.packed)
     return None
@@ -242,12 +239,3 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
         site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
         return None
     return site.mixed(*refusals.SORTED_INDICES)
-
-
-def bounds_note(site: Site, operand: Value, access: Access, dim: int) -> None:
-    """Note an index along a pool's other axis, possibly out of bounds."""
-    if not isinstance(operand.owner, PoolRows) and operand.version is None:
-        return
-    for other in access.columns:
-        if other != dim and not access.inside(other):
-            site.prover.notes.add(Note.INDEX_INSIDE_ROW.statement(site.name, axis=other))

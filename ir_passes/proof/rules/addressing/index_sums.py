@@ -150,31 +150,27 @@ def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], 
     return substituted(term_of)
 
 
-def at_number(axis: int, symbol_of: Callable[[str], Symbol | None]) -> Callable[[IndexSum], IndexSum | None]:
-    """Return the change of a sum at one index along an axis.
+def at_number(symbol_of: Callable[[str], Symbol | None], value: IndexSum) -> IndexSum | None:
+    """Return a sum at one index along axis 0.
 
     Args:
         symbol_of: layout of the axis, "" for lanes -> the index, if known.
     """
+    entries = [term for term, _ in value.terms if isinstance(term, OffsetEntry)]
+    lanes = any(term.axis == 0 and not term.of_token for term in entries)
+    layouts = {term.of_token or term.layout for term in entries if term.of_token or not lanes}
+    symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
 
-    def change(value: IndexSum) -> IndexSum | None:
-        entries = [term for term, _ in value.terms if isinstance(term, OffsetEntry)]
-        lanes = any(term.axis == axis and not term.of_token for term in entries)
-        layouts = {term.of_token or term.layout for term in entries if term.of_token or not lanes}
-        symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
+    def term_of(term: Term) -> tuple[Term, int] | None:
+        if isinstance(term, Turn) or term.axis is None:
+            return term, 0
+        if term.axis:
+            return replace(term, axis=term.axis - 1), 0
+        if symbol is None or isinstance(term, SegmentIds):
+            return None
+        return (Turn(symbol) if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
 
-        def term_of(term: Term) -> tuple[Term, int] | None:
-            if isinstance(term, Turn) or term.axis is None:
-                return term, 0
-            if term.axis != axis:
-                return replace(term, axis=term.axis - (term.axis > axis)), 0
-            if symbol is None or isinstance(term, SegmentIds):
-                return None
-            return (Turn(symbol) if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
-
-        return substituted(term_of)(value)
-
-    return change
+    return substituted(term_of)(value)
 
 
 def _least_difference(x: Term, y: Term) -> int | None:

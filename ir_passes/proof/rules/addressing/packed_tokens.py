@@ -17,6 +17,7 @@ More than 300 lines: one argument for all rules about tokens of one lane.
 import math
 from collections.abc import Callable
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from ir_passes.contract.statements import Assumption
@@ -65,11 +66,7 @@ def tokens(axis: int, layout: str) -> LaneRows:
 
 
 def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fact | None:
-    """Return a fact after its axes moved.
-
-    Args:
-        new_axis_of: old axis -> new axis, None for a removed axis.
-    """
+    """Return a fact after its axes moved, or were removed (None)."""
     if isinstance(fact, Finite):
         return fact
     if isinstance(fact, TokenOfLane):
@@ -192,7 +189,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
         symbol_of: layout of the axis, "" for lanes -> the index, if known.
     """
     if isinstance(fact, IndexSum | Mask):
-        return index_sums.mapped(fact, index_sums.at_number(0, symbol_of))
+        return index_sums.mapped(fact, partial(index_sums.at_number, symbol_of))
     token = symbol_of(fact.layout) if isinstance(fact, SegmentIds | WithinLane) and fact.axis == 0 else None
     if isinstance(fact, SegmentIds) and token is not None:
         return LaneOfToken(token, fact.layout, fact.padding)

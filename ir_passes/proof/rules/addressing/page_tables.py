@@ -13,41 +13,16 @@ are not the null page. A write out of bounds is dropped.
 
 from dataclasses import replace
 
-from ir_passes.contract.contract import PageTable
+from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import Mixed, PoolRows
+from ir_passes.proof.owners import Common, Mixed, PoolRows
 from ir_passes.proof.rules.addressing.slot_maps import entry_fault
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Negative, PageEntry, PlusConstant, Range, Value
+from ir_passes.proof.values import Negative, PageEntry, PlusConstant, SlotEntry, Value
 
 LOWEST = -(1 << 30)
 """Numbers up to this one plus the length of an axis are negative."""
 _MAX_RAISE = 1 << 29
-
-
-def times(x: Value, factor: int | None, bounds: Range | None) -> PageEntry | None:
-    """Return the fact of an entry times a constant; None if the product may wrap.
-
-    (entry * s + o) * c is entry * sc + oc, and oc < sc since o < s. Indices past every pool stay past it, negative
-    indices negative.
-    """
-    fact = x.fact
-    if not isinstance(fact, PageEntry) or factor is None or factor < 1 or bounds is None:
-        return None
-    return replace(fact, stride=fact.stride * factor, spare=fact.spare * factor)
-
-
-def plus(x: Value, y: Value, bounds: Range | None) -> PageEntry | None:
-    """Return the fact of an entry plus an offset within the page.
-
-    A row past every pool stays past it. None if the entry may be below row 0: the sum may be a row.
-    """
-    fact, by = x.fact, y.range
-    if not isinstance(fact, PageEntry) or by is None or by[0] < 0:
-        return None
-    if bounds is not None and by[1] + fact.spare < fact.stride and not fact.alternatives & {"below", "lowest"}:
-        return replace(fact, spare=fact.spare + by[1])
-    return None
 
 
 def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry | None:
@@ -56,9 +31,6 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
     number far below row 0 stays below it; other negative numbers have no fact. With any other predicate, `entry + size`
     is past every pool.
-
-    Args:
-        cases: for false first.
     """
     facts = [case.fact for case in cases]
     for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
@@ -76,29 +48,28 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
         return None
-    kinds = {nowhere(site, case, cases) for case in cases if not isinstance(case.fact, PageEntry)}
+    kinds = {nowhere(site, case, entries[0]) for case in cases if not isinstance(case.fact, PageEntry)}
     if None in kinds:
         return None
     alternatives = frozenset(kind for kind in kinds if kind).union(*(fact.alternatives for fact in entries))
     return replace(entries[0], spare=max(fact.spare for fact in entries), alternatives=alternatives)
 
 
-def nowhere(site: Site, row: Value, cases: tuple[Value, ...]) -> str | None:
-    """Return the kind of an unowned row (`PageEntry.alternatives`)."""
-    entry = next((case.fact for case in cases if isinstance(case.fact, PageEntry)), None)
-    if entry is None or row.range is None:
+def nowhere(site: Site, row: Value, fact: SlotEntry | PageEntry) -> str | None:
+    """Return the kind of an unowned row, past or below all rows, as in `alternatives`."""
+    if row.range is None:
         return None
-    return "past" if row.range[0] >= _size(site, entry) else below(row.range)
+    if row.range[0] >= _size(site, fact):
+        return "past"
+    if isinstance(fact, PageEntry):
+        return "lowest" if row.range[1] <= LOWEST else "below" if row.range[1] < 0 else None
+    return "below" if row.range[1] < 0 and isinstance(row.owner, Common) else None
 
 
-def _size(site: Site, fact: PageEntry) -> int:
-    table = site.prover.bound.inputs[fact.leaf].entry
-    assert isinstance(table, PageTable)
-    return table.size * fact.stride
-
-
-def below(bounds: Range) -> str | None:
-    return "lowest" if bounds[1] <= LOWEST else "below" if bounds[1] < 0 else None
+def _size(site: Site, fact: SlotEntry | PageEntry) -> int:
+    entry = site.prover.bound.inputs[fact.leaf].entry
+    assert isinstance(entry, SlotMap | PageTable)
+    return entry.size * fact.stride
 
 
 def page_fault(
@@ -110,12 +81,7 @@ def page_fault(
     drops: bool,
     write: bool,
 ) -> Mixed | None:
-    """Return the fault of a pool access by page table.
-
-    Args:
-        split: mesh axes that split the lanes of the entries.
-        drops: rows outside the pool are skipped or filled.
-    """
+    """Return the fault of an access by page table; `split` is of the lanes."""
     table, length = site.prover.bound.inputs[fact.leaf], shape[pool.axis]
     entry, path = table.entry, site.prover.bound.inputs[pool.leaf].path
     assert isinstance(entry, PageTable)

@@ -40,20 +40,15 @@ def read(site: Site, operand: Value, access: Access) -> Value:
 
 
 def write(site: Site, operand: Value, updates: Value, access: Access, replaces: bool) -> Value:
-    """Write rows of a pool; return its next version.
-
-    Args:
-        replaces: False if updates are combined with the rows.
-    """
+    """Write rows of a pool, replaced or combined; return its next version."""
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis
-    if access.all_outside():
+    whole = access.whole(axis)
+    if access.all_outside() or (not whole and _writes_null_row(site, pool, access)):
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
-    if access.whole(axis):
+    if whole:
         return _write_part(site, operand, updates, access)
-    if _writes_null_row(site, pool, access):
-        return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     rows = _row_owner(site, pool, access, write=True)
     if isinstance(rows, Mixed):
         return Value(rows)
@@ -130,8 +125,7 @@ def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> V
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
     """Return the rows' owner, in dimensions of the window array."""
-    axis = pool.axis
-    path = site.prover.bound.inputs[pool.leaf].path
+    axis, path = pool.axis, site.prover.bound.inputs[pool.leaf].path
     index = access.columns.get(axis)
     if index is None or access.sizes[axis] != 1:
         return site.mixed(*refusals.SEVERAL_ROWS(path=path))

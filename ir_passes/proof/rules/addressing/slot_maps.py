@@ -30,12 +30,7 @@ def entry_fault(site: Site, pool: PoolRows, fact: SlotEntry | PageEntry, write: 
 def map_fault(
     site: Site, pool: PoolRows, fact: SlotEntry, shape: tuple[int, ...], drops: bool, write: bool
 ) -> Mixed | None:
-    """Return the fault of a pool access by slot map.
-
-    Args:
-        shape: of the pool on one device.
-        drops: a row past the end of the pool is skipped.
-    """
+    """Return the fault of an access by slot map; `shape` is of one device."""
     path, inputs = site.prover.bound.inputs[pool.leaf].path, site.prover.bound.inputs
     rows = shape[pool.axis] // pool.inner * site.prover.devices_along(pool.split)
     entry = inputs[fact.leaf].entry

@@ -518,11 +518,7 @@ def _gathered(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 
 
 def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _FactAndBounds | None:
-    """Return the fact about cu_seqlens at a constant or a loop's lane.
-
-    Args:
-        index: in bounds, or clamped.
-    """
+    """Return the fact about cu_seqlens at a constant or a loop's lane."""
     entry, by = entry_of(fact) or (None, 0)
     if entry is None or entry.axis != 0 or entry.of_token:
         return None

@@ -156,11 +156,7 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:
-    """Return the owner of tokens after lanes write their own tokens.
-
-    Args:
-        owner: joint owner of the updates and the indices.
-    """
+    """Return the owner of tokens after `owner` writes its own tokens."""
     for dim, index in access.columns.items():
         fact = index.fact
         if not isinstance(fact, OwnTokens | TokenOf):
@@ -206,12 +202,7 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
 
 
 def counted(start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a loop's counter of a lane's tokens.
-
-    Args:
-        start: before the loop.
-        bound: exclusive.
-    """
+    """Return the fact about a loop's counter of a lane's tokens, with an exclusive bound."""
     stop = sum_of(bound)
     if stop is None or stop.below is not None:
         return None

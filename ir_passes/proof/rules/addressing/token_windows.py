@@ -29,11 +29,7 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
 
 
 def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Value | None:
-    """Return the next iteration's carry, if it depends on one token.
-
-    Args:
-        tokens: this iteration's token in each layout.
-    """
+    """Return the next iteration's carry, if it depends on one of this iteration's `tokens`."""
     owner = value.owner
     if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
         return None

@@ -24,7 +24,7 @@ from ir_passes.proof.violations import IsolationError
 NARROWEST = "int2", "uint2"
 """Dtypes with gathers and slices that end the process in XLA's CPU compiler."""
 SEEN_IN_INTEGERS = """
-BroadcastVector Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SignOf SlotEntry
+BroadcastVector Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SlotEntry
 """.split()
 SEEN_IN_FLOATS = "BroadcastVector Columns MaskedOut OneHot".split()
 """Facts of some result, without those that no dtype of few bits can show."""

@@ -37,10 +37,8 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
-    RemainderOf,
     SameLane,
     SegmentIds,
-    SignOf,
     SlotEntry,
     TokenOfLane,
     Value,
@@ -227,14 +225,12 @@ class Dtype:
     def _derived(self, shape: tuple[int, ...]) -> Elements:
         if shape != (N,) or self.dtype == "bool":
             return
-        first, natural = whole(self.world.arrays[self.first]), self.world.arrays[self.natural]
+        first = whole(self.world.arrays[self.first])
         for by in {by for by in (0, 1, N, self.world.rows, self.high) if by <= self.high}:
             # Numbers of Python: the range of 64 bits is no int64.
             size = self.high - self.low + 1
             wrapped = [number + by - (size if number + by > self.high else 0) for number in first]
             yield PlusConstant(self.first, by), COMMON, wrapped
-        yield SignOf(self.natural), COMMON, np.sign(natural.astype(np.int64))
-        yield RemainderOf(self.first), COMMON, [int(np.fmod(number, 3)) for number in first]
 
     def _rows(self, shape: tuple[int, ...]) -> Elements:
         if self.dtype == "bool" or shape not in ((N,), (N, N)):

@@ -41,10 +41,8 @@ from ir_passes.proof.values import (
     Permuted,
     PlusConstant,
     RealToken,
-    RemainderOf,
     SameLane,
     SegmentIds,
-    SignOf,
     SlotEntry,
     TokenOfLane,
     Value,
@@ -156,10 +154,6 @@ class World:
             case PlusConstant(number, by):
                 initial = self._of(number, shape)
                 return bool(((elements == initial + by) | ((value.range is None) & (initial >= 0))).all())
-            case SignOf(number):
-                return bool((elements == np.sign(self._of(number, shape))).all())
-            case RemainderOf(number):
-                return bool((elements[self._of(number, shape) == 0] == 0).all())
             case Permuted(order, div):
                 rows = self.order(order) if order.number in self.orders else None
                 return rows is None or bool((np.moveaxis(elements, 0, -1) == rows // div).all())

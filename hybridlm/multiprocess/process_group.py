@@ -203,8 +203,11 @@ class ProcessGroup:
             with self.waiting():
                 agrees = bool(agree.addressable_shards[0].data)
             if not agrees:
-                where = f"step {number} ({step}): processes have different operands, no row was written: "
-                self.agree_on(f"digest/{number}", fields, where)
-                raise Disagreement(f"{where}other slot maps reached their devices")
+                self._disagree(number, step, fields)
             if self.decisions.leads:
                 self.messages.forget(message)
+
+    def _disagree(self, number: int, step: str, fields: dict[str, int]) -> None:
+        where = f"step {number} ({step}): processes have different operands, no row was written: "
+        self.agree_on(f"digest/{number}", fields, where)
+        raise Disagreement(f"{where}other slot maps reached their devices")

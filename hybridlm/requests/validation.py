@@ -267,7 +267,7 @@ def _is_number(value: Any, low: float, high: float) -> bool:
 
 def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
     """Whether a value is an integer of Python or NumPy within bounds, but no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and low <= value <= high
+    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def check_count(value: Any, name: str) -> None:

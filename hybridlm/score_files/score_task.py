@@ -143,7 +143,7 @@ class ScoreTask(Task):
 
     def _probed(self, model: TextModel) -> ProbedRows | None:
         settings = ProbeSettings(self.hidden_states, self.positions, self.states)
-        if not settings.given and self.interventions is None:
+        if not settings.check() and self.interventions is None:
             return None
         sites = probe_sites(model.engine, "score_file")
         capture = sites.capture(self.hidden_states, self.states)

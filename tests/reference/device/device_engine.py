@@ -145,7 +145,7 @@ def _stream(lm: hybridlm.LM) -> dict[str, Any]:
 def _mixed(lm: hybridlm.LM) -> dict[str, Any]:
     """Time the mixed batch of `hybridlm bench --mixed`, with two requests for each lane."""
     requests = mixed_requests(2 * lm.engine.lanes, lm.config.vocab_size, lm.context)
-    count, tokens = len(requests), sum(request.max_tokens for request in requests)
+    count, tokens = len(requests), sum(length for _, length in requests)
     start, finished = time.perf_counter(), 0
     with lm.session() as session:
         for prompt, length in requests:

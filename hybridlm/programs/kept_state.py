@@ -9,7 +9,7 @@ import threading
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from functools import partial
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
@@ -47,8 +47,20 @@ REMEDY = (
 )
 
 
-_Lanes = tuple[np.ndarray, np.ndarray, np.ndarray]
-"""Lengths, accepted tokens and positions, int32 [lane]."""
+class _Lanes(NamedTuple):
+    """int32 operands of one call: token ids [lane, token], other arrays [lane].
+
+    Attributes:
+        tokens, other_drafts: equal accepted tokens, different rejected drafts.
+    """
+
+    tokens: np.ndarray
+    other_drafts: np.ndarray
+    lengths: np.ndarray
+    accepted: np.ndarray
+    positions: np.ndarray
+
+
 _findings: dict[Any, tuple[Finding, ...]] = {}
 _lock = threading.Lock()
 
@@ -85,22 +97,20 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
     @partial(jax.jit, compiler_options=options)
     def verified(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
         model = nnx.merge(graph, params)
-        lengths, accepted, positions = lanes
-        hidden, pending = model(tokens, lengths, positions, state, blocks, verifying=True)
-        return hidden, model.commit(pending, tokens, accepted, positions, state, blocks)
+        hidden, pending = model(tokens, lanes.lengths, lanes.positions, state, blocks, verifying=True)
+        return hidden, model.commit(pending, tokens, lanes.accepted, lanes.positions, state, blocks)
 
     @partial(jax.jit, compiler_options=options)
     def ordinary(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
-        _, accepted, positions = lanes
-        return nnx.merge(graph, params)(tokens, accepted, positions, state, blocks)
+        return nnx.merge(graph, params)(tokens, lanes.accepted, lanes.positions, state, blocks)
 
     faults: dict[tuple[str, MeasuredFault], Finding] = {}
-    for ids, other_ids, lanes in _calls(tokens, rng):
-        count = len(lanes[0])
+    for lanes in _calls(tokens, rng):
+        count = len(lanes.lengths)
         random_state = partial(_random_state, lanes=count, pages=1 + count * blocks, rng=rng)
         state = jax.tree.map(random_state, model.state_arrays())
-        runs = [verified(params, drafts, lanes, state) for drafts in (ids, other_ids)]
-        results = jax.device_get([*runs, ordinary(params, ids, lanes, state)])
+        runs = [verified(params, drafts, lanes, state) for drafts in (lanes.tokens, lanes.other_drafts)]
+        results = jax.device_get([*runs, ordinary(params, lanes.tokens, lanes, state)])
         for name, kind, message in _differences(model, lanes, results):
             faults.setdefault((name, kind), Finding(kind, name, message, REMEDY, (name,)))
     return tuple(faults.values())
@@ -139,8 +149,8 @@ def _random_state(array: StateArray, lanes: int, pages: int, rng: np.random.Gene
     return values.astype(leaf.dtype)
 
 
-def _calls(tokens: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, np.ndarray, _Lanes]]:
-    """Yield token ids, ids with other rejected drafts (int32 [lane, token]), and lanes of each call.
+def _calls(tokens: int, rng: np.random.Generator) -> Iterator[_Lanes]:
+    """Yield the lanes of each call.
 
     Each accepted count occurs with and without rejected drafts, from position 0 and from `POSITION`.
     """
@@ -153,7 +163,7 @@ def _calls(tokens: int, rng: np.random.Generator) -> Iterator[tuple[np.ndarray, 
         ids = rng.integers(0, VOCABULARY, (len(lanes), tokens)).astype(np.int32)
         rejected = np.arange(tokens) >= accepted[:, None]
         other_drafts = np.where(rejected, (ids + rng.integers(1, VOCABULARY, ids.shape)) % VOCABULARY, ids)
-        yield ids, other_drafts.astype(np.int32), (lengths, accepted, positions)
+        yield _Lanes(ids, other_drafts.astype(np.int32), lengths, accepted, positions)
 
 
 def _differences(
@@ -164,7 +174,6 @@ def _differences(
     Args:
         results: outputs [lane, token, hidden] and state with the first and the second rejected drafts, and without.
     """
-    lengths, accepted, positions = lanes
     layers = model.stateful()
     names = [type(layer).__name__ for layer in layers]
     described = jax.tree_util.tree_leaves_with_path(model.state_arrays())
@@ -174,13 +183,13 @@ def _differences(
             names[path[0].idx] + jax.tree_util.keystr(path[2 - isinstance(path[1], GetAttrKey) :]),
             array.positions_axis,
             layers[path[0].idx].cache_lag,
-            tuple(_of_lanes(pool, array.positions_axis, len(accepted)) for pool in values),
+            tuple(_of_lanes(pool, array.positions_axis, len(lanes.accepted)) for pool in values),
         )
         for (path, array), values in zip(described, states, strict=True)
     ]
     for name, axis, lag, values in [*parts, ("outputs", 0, 0, tuple(hidden for hidden, _ in results))]:
-        for lane, count in enumerate(accepted.tolist()):
-            begin, length = int(positions[lane]), lengths[lane]
+        for lane, count in enumerate(lanes.accepted.tolist()):
+            begin, length = int(lanes.positions[lane]), lanes.lengths[lane]
             end = count if name == "outputs" else max(begin + count - lag, 0)
             first, second, ordinary = (_written_positions(rows[lane], axis, end) for rows in values)
             message = f"{count} of {length} tokens accepted from position {begin}"

@@ -55,7 +55,9 @@ def described(settings: Mapping[str, Any]) -> tuple[frozenset[str] | None, Hints
     hints = Hints(
         *([min(blocks), True] if blocks else []),
         bits=frozenset(bits),
-        groups=frozenset(size for weights in integers if is_sizes([size := weights.get("group_size")])),
+        groups=frozenset(
+            size for sizes in ([weights.get("group_size")] for weights in integers) if is_sizes(sizes) for size in sizes
+        ),
         ordered=bool(integers) and all(weights.get("actorder") in (True, "group", "dynamic") for weights in integers),
         zeros=bool(integers) and all(weights.get("symmetric") is False for weights in integers),
     )

@@ -73,7 +73,8 @@ def test_unused_keys_are_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) 
         writer.add_uint32(f"{architecture}.vocab_size", 3)
 
     path = write_gguf(tmp_path / "m.gguf", "lfm2")
-    assert open_checkpoint(path).notes == ()
+    unchanged = open_checkpoint(path)
+    assert isinstance(unchanged, CheckpointDirectory) and unchanged.notes == ()
     written = gguf_checkpoint.write_metadata
     monkeypatch.setattr(gguf_checkpoint, "write_metadata", with_more)
     checkpoint = open_checkpoint(write_gguf(tmp_path / "n.gguf", "lfm2"))

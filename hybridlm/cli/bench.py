@@ -153,11 +153,8 @@ def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions
     }
     mode = next((mode for mode in MODES if mode in chosen), "")
     if unused := sorted(chosen & set(UNUSED[mode])):
-        raise ValueError(
-            f"{', '.join(unused)}: not measured with {mode}; run a command without {mode}"
-            if mode
-            else f"{', '.join(unused)}: only with --mixed"
-        )
+        reason = f"not measured with {mode}; run a command without {mode}" if mode else "only with --mixed"
+        raise ValueError(f"{', '.join(unused)}: {reason}")
     for flag, users in USERS.items():
         if flag in chosen and not users & set(engines.against or ()):
             raise ValueError(f"{flag}: expected --against {' or '.join(sorted(users))} with it")

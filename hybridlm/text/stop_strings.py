@@ -17,7 +17,7 @@ class GrowingText:
         skip_special_tokens: bool = True,
         keep_tool_markers: bool = False,
     ):
-        """Begin a text; a stop string that ends within the first `min_tokens` tokens is text, as in vLLM."""
+        """Begin a text; stop strings within the first `min_tokens` tokens are text, as in vLLM."""
         self._stream = tokenizer.stream(skip_special_tokens, keep_tool_markers)
         self._stops, self._unchecked, self._checked_from = stop_strings, min_tokens, 0
         self._given = 0

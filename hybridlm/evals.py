@@ -80,8 +80,8 @@ class HybridLM(TemplateLM):
         self.max_length = pretrained.engine.longest
         self._texts: Tokenizer = pretrained.tokenizer
         self._seed = seed
-        own = self._texts.thinking_variables(enable_thinking)
-        self._variables = joined_variables(own, chat_template_args or {})
+        thinking_variables = self._texts.thinking_variables(enable_thinking)
+        self._variables = joined_variables(thinking_variables, chat_template_args or {})
         if self._variables:
             self._texts.require_variables(**self._variables)
         thinking = (enable_thinking, think_end_token, thinking_budget)

@@ -230,13 +230,13 @@ class LM(Token):
         """
         if self.tokenizer is None:
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
-        own = {
+        arguments = {
             **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools),
             **({"tools": tools} if tools else {}), **({"documents": documents} if documents else {}),
             **({"continue_final_message": continue_final_message} if continue_final_message else {}),
             **({} if chat_template is None else {"chat_template": chat_template}),
         }  # fmt: skip
-        variables = joined_variables(own, chat_template_kwargs or {})
+        variables = joined_variables(arguments, chat_template_kwargs or {})
         self.tokenizer.require_variables(**variables)
         prompt = self.tokenizer.encode_chat(messages, **variables)
         options: dict[str, Any] = {

@@ -174,7 +174,7 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
 
 
 def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: ModelWeights) -> list[str]:
-    """Return the faults of other tokens and templates than the loaded ones; absent files are no fault."""
+    """Return the differences from the loaded tokenizer, templates and end tokens."""
     chosen = (checkpoint.path / "generation_config.json").exists()
     new, old = end_tokens(checkpoint, config), model.eos_token_ids if chosen else model.config.eos_token_ids
     faults = [f"end tokens: expected {sorted(old)}, found {sorted(new)}"] if new and set(new) != set(old) else []
@@ -186,7 +186,7 @@ def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: Model
         "chat templates": (tokenizer.chat_templates, loaded.chat_templates),
         "special tokens": (tokenizer.special_tokens, loaded.special_tokens),
     }
-    names = [name for name, (found, expected) in pairs.items() if found and found != expected]
+    names = [name for name, (value, expected) in pairs.items() if value and value != expected]
     return [*faults, *(f"{name}: expected those of the loaded model, found others" for name in names)]
 
 

@@ -261,7 +261,7 @@ def _is_named_schema(value: Any) -> bool:
 
 def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
     """Take chat template fields; return arguments of `Tokenizer.encode_chat` and the effort."""
-    others, effort = body.take("chat_template_kwargs", OBJECT, {}), body.take("reasoning_effort", EFFORT)
+    variables, effort = body.take("chat_template_kwargs", OBJECT, {}), body.take("reasoning_effort", EFFORT)
     kinds = {"documents": LIST, "chat_template": STRING, "add_generation_prompt": BOOLEAN}
     kinds |= {"continue_final_message": BOOLEAN}
     fields = {name: body.take(name, kind) for name, kind in kinds.items()}
@@ -269,7 +269,7 @@ def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
     if fields.get("continue_final_message") is False:
         del fields["continue_final_message"]
     try:
-        joined_variables(fields | ({} if effort is None else {"reasoning_effort": effort}), others)
+        joined_variables(fields | ({} if effort is None else {"reasoning_effort": effort}), variables)
     except ValueError as error:
         body.fault(str(error))
-    return {**others, **fields}, effort
+    return {**variables, **fields}, effort

@@ -36,7 +36,7 @@ LINE_ENDS = b"\r\n"
 
 
 def content_end(path: Path, blanks: bytes | None = None) -> int:
-    """Return the offset after the last byte other than `blanks` (None: white space) or a byte-order mark."""
+    """Return the offset after the last byte except `blanks` (None: white space)."""
     offset = end = 0
     with open_lines(path) as file:
         while block := file.read(BLOCK_BYTES):

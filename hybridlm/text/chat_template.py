@@ -30,17 +30,17 @@ def faults_of_tools(tools: Sequence[Any]) -> list[str]:
     ]
 
 
-def joined_variables(own: Mapping[str, Any], others: Mapping[str, Any]) -> dict[str, Any]:
-    """Join arguments and chat_template_kwargs (`others`); raises ValueError for a name with two values."""
+def joined_variables(arguments: Mapping[str, Any], variables: Mapping[str, Any]) -> dict[str, Any]:
+    """Join arguments and chat_template_kwargs; raises ValueError for two values."""
     faults = [
-        f"{name}: is {value!r:.80}, and {others[name]!r:.80} in chat_template_kwargs; give one of them"
-        for name, value in own.items()
-        if others.get(name, value) != value
+        f"{name}: is {value!r:.80}, and {variables[name]!r:.80} in chat_template_kwargs; give one of them"
+        for name, value in arguments.items()
+        if variables.get(name, value) != value
     ]
-    faults += ["messages: expected none in chat_template_kwargs"] * ("messages" in others)
+    faults += ["messages: expected none in chat_template_kwargs"] * ("messages" in variables)
     if faults:
         raise ValueError("; ".join(faults))
-    return {**own, **others}
+    return {**arguments, **variables}
 
 
 class CompiledTemplate:

@@ -75,9 +75,7 @@ def operations(program: ir.ClosedJaxpr) -> frozenset[str]:
 def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) -> None:
     """Record in `prover.layout` the value numbers of the arrays above.
 
-    Args:
-        cu: `cu_seqlens`, int32 [lanes + 1], of `layout`.
-        present: the program's operations; programs with others are skipped.
+    Programs above with other operations than those `present` in the step are skipped.
     """
     lanes, tokens = prover.bound.lanes, prover.bound.layouts[layout]
     if tokens is None:

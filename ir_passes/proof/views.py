@@ -35,10 +35,7 @@ def _numbers(step: Step) -> tuple[int, ...]:
 def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterable[tuple[int, Hashable]]) -> View:
     """Return the view after taking a block of an array.
 
-    Args:
-        free_axis: an axis with an ignored start, or -1.
-        full, sizes: shapes of array and block.
-        starts: (axis, start); 0 along the other axes.
+    Starts are pairs with an axis, 0 along the others, and ignored along `free_axis` (-1: none).
     """
     return (*view, ("part", free_axis, full, sizes, tuple(sorted(starts, key=lambda pair: pair[0]))))
 

@@ -106,8 +106,7 @@ def mapped(fact: IndexSum | Mask, change: Callable[[IndexSum], IndexSum | None])
 def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Callable[[IndexSum], IndexSum | None]:
     """Return the change of a sum by replacement of its terms.
 
-    Args:
-        term_of: term -> new term (None: 0) and a constant to add; None for a lost sum.
+    A term becomes another one, or 0 (None), plus a constant; None is a lost sum.
     """
 
     def change(value: IndexSum) -> IndexSum | None:

@@ -122,10 +122,7 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
     """Return the owner of lanes after tokens are scattered to them.
 
-    Padding may reach the last lane if everything that it writes is shared.
-
-    Args:
-        owner: joint owner of the updates and the indices.
+    Padding may reach the last lane if everything that it writes is shared. Updates and indices have one owner.
     """
     for dim, index in access.columns.items():
         if access.sizes[dim] != 1 or not isinstance(index.fact, SegmentIds) or not isinstance(index.owner, Common):

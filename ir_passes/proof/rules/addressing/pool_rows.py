@@ -162,9 +162,7 @@ def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner
 def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:
     """Record the rows of an access, for comparison within the pool's group.
 
-    Args:
-        owner: of the entries of `index`.
-        shape: of the window array; along the owner's axis one row for each entry.
+    The window array has one row for each entry of `index` along the axis of their owner.
     """
     if isinstance(owner, LaneRows):
         lanes = -(-shape[owner.axis] // owner.inner)

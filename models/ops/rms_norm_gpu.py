@@ -46,7 +46,7 @@ def rms_norm_kernel(*refs: Any, turn: int, eps: float, offset: float) -> None:
     (size,) = out.shape
 
     def total(part: Any) -> Array:
-        rows = [term[part] for term in terms]
+        rows: list[Any] = [term[part] for term in terms]
         return sum(rows[1:], rows[0])
 
     def add(number: Any, squares: Array) -> Array:

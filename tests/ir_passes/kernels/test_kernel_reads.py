@@ -95,7 +95,8 @@ def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> 
     index = np.asarray(lengths, np.int32)[:, None] - 1
     types = array(len(lengths), 1, 4, size), cache, cache, array(*index.shape, dtype=jnp.int32)
     types += array(*index.shape, dtype=jnp.bool_), array(len(lengths), context // 128, dtype=jnp.int32)
-    result = reads(run, types, (None, None, None, index, index >= 0, None))
+    result, merged = kernel_reads(jax.make_jaxpr(run)(*types), (None, None, None, index, index >= 0, None))
+    assert "merge_parts_kernel" in merged.name
     keys, values = (loaded for loaded, shape in zip(result.loaded, result.shapes, strict=True) if shape == cache.shape)
     assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
 

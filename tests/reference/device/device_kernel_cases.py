@@ -11,8 +11,10 @@ import jax.numpy as jnp
 import numpy as np
 from device_exact import exact_attention, exact_convolution, exact_product, exact_recurrence
 from device_kernels import attention, convolution, recurrence, sampled
+from flax import nnx
 from packed_weights import Form
 
+from models.layers.norms import NormConfig
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
@@ -86,6 +88,8 @@ PRODUCTS = (
     ("Qwen3.5-35B", 12288, 2048, 8, "fp8"), ("Qwen3.5-35B", 12288, 2048, 8, "nvfp4"),
     ("Falcon-H1", 21504, 5120, 64, "int4"), ("LFM2-1.2B", 8192, 2048, 1, "int8"),
 )  # fmt: skip
+NORMS = (("Qwen3.5-35B", 2048, 1), ("Nemotron-3", 2688, 64), ("Falcon-H1", 5120, 8))
+"""Model, size, rows."""
 FILTERS = (("Qwen3.5-35B", 248320, 64), ("Qwen3.5-35B", 248320, 1), ("LFM2-1.2B", 65536, 8))
 PACKED: dict[str, tuple[Form, int]] = {
     "int8": (("int8", False, False), 0),
@@ -104,6 +108,7 @@ TINY = (
     (("tiny", 32, 4, 1, 3),),
     (("tiny", 4, 32, 32, 8, ""), ("tiny", 4, 32, 32, 8, "int4")),
     (("tiny", 32, 32, 16, ""), ("tiny", 32, 32, 2, "fp8")),
+    (("tiny", 48, 3),),
     (("tiny", 300, 3),),
 )
 """The same for a rehearsal."""
@@ -111,9 +116,9 @@ TINY = (
 
 def kernel_cases(platform: str, tiny: bool) -> list[KernelCase]:
     """Return all cases, the first of each operation before the second."""
-    sizes: tuple[Any, ...] = TINY if tiny else (ATTENTION, RECURRENCES, CONVOLUTIONS, EXPERTS, PRODUCTS, FILTERS)
+    sizes: tuple[Any, ...] = TINY if tiny else (ATTENTION, RECURRENCES, CONVOLUTIONS, EXPERTS, PRODUCTS, NORMS, FILTERS)
     makers: tuple[Callable[..., KernelCase], ...] = (
-        _attention, _recurrence, _convolution, _experts, _product, _filters,
+        _attention, _recurrence, _convolution, _experts, _product, _norm, _filters,
     )  # fmt: skip
     columns = [[make(platform, *row) for row in rows] for make, rows in zip(makers, sizes, strict=True)]
     longest = max(map(len, columns))
@@ -286,6 +291,24 @@ def _product(platform: str, model: str, outputs: int, inputs: int, rows: int, sc
 
     moved = _bytes((outputs, inputs), scheme) + 4 * rows * (inputs + outputs)
     return KernelCase(f"{model}, product, {rows} rows {scheme}".strip(), run, operands, compared, moved)
+
+
+def _norm(platform: str, model: str, size: int, rows: int) -> KernelCase:
+    def operands() -> tuple[Any, ...]:
+        keys = _keys()
+        return _normal(keys, rows, 1, size), _normal(keys, rows, 1, size), _normal(keys, size)
+
+    def run(x: Any, y: Any, weight: Any, kernels: str) -> Any:
+        norm = NormConfig(1e-6, 1.0).build(size, nnx.Rngs(0), Devices(platform=platform, kernels=kernels))
+        norm.weight[...] = weight
+        return norm(x + y, (x, y))
+
+    def compared(operands: tuple[Any, ...], results: tuple[Any, ...]) -> list[Comparison]:
+        x, y, weight = (np.asarray(array, np.float64) for array in operands)
+        total = (x + y)[rows - 1]
+        return [(results[0][rows - 1], total / np.sqrt(np.mean(total**2) + 1e-6) * (weight + 1.0))]
+
+    return KernelCase(f"{model}, norm, {rows} x {size}", run, operands, compared, 4 * size * (3 * rows + 1))
 
 
 def _numbers(weight: Any) -> Any:

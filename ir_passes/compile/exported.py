@@ -124,7 +124,7 @@ def _execute(loaded: Any, signature: Signature, *leaves: Any) -> list[jax.Array]
     expected = signature.arguments
     if len(leaves) != len(expected):
         raise TypeError(f"expected {len(expected)} arrays, got {len(leaves)}")
-    if any(map(ir.is_traced, leaves)):
+    if any(isinstance(leaf, ir.Tracer) for leaf in leaves):
         raise TypeError("an exported step was called under a transformation of JAX; expected a call outside")
     for leaf, argument in zip(leaves, expected, strict=True):
         shape, dtype = np.shape(leaf), str(getattr(leaf, "dtype", type(leaf).__name__))

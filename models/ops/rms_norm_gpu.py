@@ -3,8 +3,9 @@
 `models.layers.norms` defines it. XLA has two operations for the norm of one row. One program instance has one row.
 """
 
+import operator
 from collections.abc import Sequence
-from functools import partial
+from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -46,8 +47,7 @@ def rms_norm_kernel(*refs: Any, turn: int, eps: float, offset: float) -> None:
     (size,) = out.shape
 
     def total(part: Any) -> Array:
-        rows: list[Any] = [term[part] for term in terms]
-        return sum(rows[1:], rows[0])
+        return reduce(operator.add, (term[part] for term in terms))
 
     def add(number: Any, squares: Array) -> Array:
         row = total(pl.ds(number * turn, turn))

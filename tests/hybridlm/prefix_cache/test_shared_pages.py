@@ -89,7 +89,8 @@ def pages_of(session: hybridlm.Session, index: int) -> list[int]:
     """The pages of a request's row, in the order of its positions."""
     (sequence,) = [each for each in session._scheduler.joined if each.request.index == index]
     assert sequence.slot is not None
-    table = pool_of(session).table(pool_of(session).rows_of([sequence.slot]), pool_of(session).owner.held)
+    pool = pool_of(session)
+    table = pool.row_pages.table(pool.rows_of([sequence.slot]), [True])
     assert table is not None
     return [page for page in table[0].tolist() if page]
 

@@ -170,13 +170,13 @@ def watch_rows() -> None:
         )
         return results
 
-    def said(self: ProcessGroup, step_number: int, *about: Any) -> None:
-        previous = [equal for number, equal in unchanged.items() if number < step_number]
+    def said(self: ProcessGroup, step: Any) -> None:
+        previous = [equal for number, equal in unchanged.items() if number < step.number]
         print(
-            f"process {self.process}: kept {unchanged[step_number]}, {len(previous) - sum(previous)} changed",
+            f"process {self.process}: kept {unchanged[step.number]}, {len(previous) - sum(previous)} changed",
             file=sys.stderr,
         )
-        disagree(self, step_number, *about)
+        disagree(self, step)
 
     ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
 

@@ -15,13 +15,13 @@ import pytest
 from engine_mutants.mutant import Finder
 
 import hybridlm
-from hybridlm.devices.placement import Placement
 from hybridlm.drafting.drafters import Drafter
 from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
+from hybridlm.programs.runner import OneProcess
 from ir_passes.host.slot_owner import SlotError, SlotFault
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -222,13 +222,13 @@ class _Arrays:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []
-        right = Placement.put
+        right = OneProcess._call
 
-        def watched(placement: Placement, inputs: Any) -> Any:
-            self._seen += [(array, array.copy()) for array in jax.tree.leaves(inputs) if isinstance(array, np.ndarray)]
-            return right(placement, inputs)
+        def watched(runner: OneProcess, program: Any, *args: Any) -> Any:
+            self._seen += [(array, array.copy()) for array in jax.tree.leaves(args) if isinstance(array, np.ndarray)]
+            return right(runner, program, *args)
 
-        patch.setattr(Placement, "put", watched)
+        patch.setattr(OneProcess, "_call", watched)
 
     def check(self) -> None:
         for array, copy in self._seen:

@@ -107,7 +107,9 @@ class Queue:
 
     def _counted(self, *arguments: Any, owners: Any, **options: Any) -> Any:
         for owner in owners:
-            numbers = [owner.request.index] if isinstance(owner, ActiveSequence) else getattr(owner, "requests", [])
+            numbers = (
+                [owner.request.index] if isinstance(owner, ActiveSequence) else self.session._prompts.get(owner, [])
+            )
             for number in numbers:
                 if number in self._arrived:
                     self.waits.setdefault(number, self.steps - self._arrived[number])

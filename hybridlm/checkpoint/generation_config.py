@@ -26,7 +26,11 @@ _ALWAYS: Mapping[str, Any] = {
 
 
 def read_generation(directory: Path) -> tuple[list[int], list[str]]:
-    """Return end tokens, and a warning of settings; raises ValueError for end tokens that are no ids."""
+    """Return end tokens, and a warning of unused settings.
+
+    Raises:
+        ValueError: end tokens are no ids.
+    """
     path = directory / NAME
     fields = read_object(path, MEGABYTE) if path.exists() else {}
     field = fields.get("eos_token_id")

@@ -71,7 +71,7 @@ class Decoding:
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
     def limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the most positions of a sequence, with MTP drafts; the last sampled token needs none."""
+        """Return the most positions of a sequence with its MTP drafts, without the last token."""
         drafts = 0 if self._speculation is None else self._speculation.head_drafts
         request, context = sequence.request, self._engine.context
         positions = min(len(request.prompt) + request.params.max_tokens, context) - 1

@@ -345,9 +345,10 @@ class Scheduler:
         return self.seconds - queue.seconds > IDLE_SECONDS
 
     def _join(self, sequence: ActiveSequence, pool: RowPool, cache: PrefixCache | None) -> bool:
-        """Give a sequence a row with its deepest cached state, and pages for its prompt and `ROOM`.
+        """Give a sequence a row with its deepest cached state, and pages.
 
-        A row on the device of the state shares its pages. Returns False without free pages.
+        The pages hold its prompt and `ROOM`. A row on the device of the state shares its pages. Returns False without
+        free pages.
 
         Raises:
             SlotsExhausted: no other sequence has pages.

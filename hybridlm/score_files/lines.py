@@ -74,9 +74,10 @@ def text_row(number: int, line: bytes) -> InputRow:
 def open_text_lines(
     path: Path, row: Callable[[int, bytes], InputRow] = text_row, id_name: str = "id", blanks: bytes | None = None
 ) -> TextSource:
-    """Open a file with a row on each line, except lines of `blanks` (None: white space) at its end.
+    """Open a file with a row on each line.
 
     Args:
+        blanks: bytes of lines at the end that are no rows; None for white space.
         row: (number, line) -> row, by default its text, with a fault for another encoding.
     """
     return TextSource(path, "line", partial(_rows, path, content_end(path, blanks), row), id_name)

@@ -156,7 +156,7 @@ class GrowingText:
     """The decoded text of one sequence, ended by the first stop string."""
 
     def __init__(self, stream: StreamDecoder, stop_strings: Sequence[str], *, min_tokens: int = 0):
-        """Begin a text; a stop string that ends within the first `min_tokens` tokens is text, as in vLLM."""
+        """Begin a text; stop strings within the first `min_tokens` tokens are text, as in vLLM."""
         self._stream, self._stops, self._given = stream, stop_strings, 0
         self._unchecked, self._checked_from = min_tokens, 0
         self.text = ""

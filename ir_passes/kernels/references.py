@@ -51,7 +51,7 @@ class Ref:
 
     @classmethod
     def fresh(cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None) -> "Ref":
-        """Return unwritten memory, stored as `like`, which is never read, or as zeros."""
+        """Return unwritten memory, stored as `like` or as zeros."""
         return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
 
     @property

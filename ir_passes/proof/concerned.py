@@ -8,7 +8,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Pool
 
 
 def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]) -> tuple[str, ...]:
-    """Return the lanes ("lanes 0 to 3") and pools of arrays with these owners and shapes."""
+    """Return the lanes ("lanes 0 to 3") and pools of some arrays."""
     numbers: dict[tuple[str | Symbol, ...], set[int]] = {}
     picked: dict[str, None] = {}
     pools: dict[str, None] = {}

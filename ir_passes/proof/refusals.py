@@ -531,7 +531,7 @@ TWO_DIMENSIONS = RefusalText(
 
 
 def wrong_dimensions(pool: Any, wrong: Sequence[tuple[str, Any]]) -> RefusalText:
-    """Return the refusal of a write; `wrong` has pairs of a pool's name and the written dimension."""
+    """Return the refusal of a write; `wrong` pairs a pool's dimension with the written one."""
     messages = []
     for expected, dim in wrong:
         source = "an array that has no name for it" if dim.name is None else f"dimension {dim.name!r} of an array"

@@ -483,7 +483,7 @@ class UnchangedRows:
     def after_write(
         self, part: "UnchangedRows | None", inverse_path: Callable[[View], View | None]
     ) -> "UnchangedRows | None":
-        """Return this fact if a write restores the replaced part, whose path leads back here."""
+        """Return this fact if a write restores the replaced part by the opposite path."""
         return self if part is not None and part.leaf == self.leaf and inverse_path(part.view) == self.view else None
 
 

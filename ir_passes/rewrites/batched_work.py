@@ -85,7 +85,11 @@ class BatchedWork:
         return self.arrays[self.owners.graph.program.jaxpr.invars[position]]
 
     def each(self, atom: ir.Atom) -> jax.Array:
-        """Return a value of lane 0 for all lanes, [lanes, ...]; Different if others lack it."""
+        """Return a value of lane 0 for all lanes, [lanes, ...].
+
+        Raises:
+            Different: other lanes lack it.
+        """
         if isinstance(atom, ir.Literal) or (atom in self.arrays and atom not in self.batched):
             value = self._value(atom)
             return jnp.broadcast_to(value[None], (self.lanes, *value.shape))

@@ -107,7 +107,11 @@ def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
 
 
 def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:
-    """Replace the work of all lanes; raises Different if a row is written before a read."""
+    """Replace the work of all lanes.
+
+    Raises:
+        Different: a row is written before a read.
+    """
     jaxpr = graph.program.jaxpr
     inputs = _inputs(work, pools)
     joins, pieces = _results(graph, work)

@@ -152,7 +152,7 @@ BARRED = frozenset(
 
 
 def check_batchable(work: SameWork) -> None:
-    """Raise Different for an equation that is not batched lane by lane, or an unknown index."""
+    """Raise Different for equations not batched lane by lane, or unknown indices."""
     for eqn in work.lanes[0]:
         barred = next(_barred(eqn), None)
         if barred is not None:

@@ -209,7 +209,14 @@ class Branch(nnx.Module):
     def __call__(
         self, x: Stream, info: LaneInfo, state: Any, added: Activations | None = None
     ) -> tuple[Stream, Activations | None, Any]:
-        """Return stream, a further output to add to it, and state; `added` is the previous branch's output."""
+        """Run the branch on the stream.
+
+        Args:
+            added: output of the previous branch, not yet added to the stream.
+
+        Returns:
+            The stream, an output to add to it (or None), and the state.
+        """
         # Profiles show these names.
         with jax.named_scope(type(self.inner).__name__):
             terms = (x,) if added is None else (x, added)

@@ -195,7 +195,7 @@ def merge_parts_kernel(limit: Any, top: Any, total: Any, weighted: Any, out: Any
 def _merged(
     limit: Array, parts: tuple[Array, Array, Array], tile: int, rows: int, *, interpret: bool
 ) -> Float32[Array, "lane kv_head query value"]:
-    """Merge the parts of every row; tiles of `tile` rows have padding up to a power of two."""
+    """Merge the parts of every row; tiles are padded to a power of two rows."""
     from jax.experimental import pallas as pl
 
     lanes, heads, count, _, value = parts[2].shape

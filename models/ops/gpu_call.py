@@ -44,7 +44,7 @@ def runs_kernels() -> bool:
 
 
 def has_group_products() -> bool:
-    """Return whether products read their operands from shared memory: from the H100 on, without consumer cards."""
+    """Return whether products read operands from shared memory, as on H100 and B200."""
     return shared_memory() >= max(SHARED_MEMORY)
 
 

@@ -1,4 +1,4 @@
-"""GPU kernel: RMS norm of a residual stream, or of a sum that XLA need not write.
+"""GPU kernel: RMS norm of a residual stream, or of a sum.
 
 `models.layers.norms` defines it. XLA has two operations for the norm of one row. One program instance has one row.
 """

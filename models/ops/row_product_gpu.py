@@ -68,7 +68,11 @@ KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
 
 
 def load_stages(sizes: TileSizes, iteration: int) -> int:
-    """Return the stages with all loads but one ahead in the card's shared memory; `iteration` has the loaded bytes."""
+    """Return the stages that the card's shared memory holds, with all loads but one ahead.
+
+    Args:
+        iteration: bytes that one iteration loads.
+    """
     fitting = (
         stages for stages in range(sizes.stages, 1, -1) if (stages - 1) * iteration + SHARED_SPARE <= shared_memory()
     )

@@ -137,9 +137,10 @@ def _step_for_gpus(inputs: RecurrenceInputs) -> RecurrenceOutputs:
 
 
 def _step_of_taken_rows(inputs: RecurrenceInputs) -> RecurrenceOutputs:
-    """Run one token in two operations: both reads with a copy of the rows, and an update that a scatter writes.
+    """Run one token in two operations.
 
-    XLA:GPU fuses no read of a pool into its scatter. An output computed from the new rows would need a second copy.
+    The first has both reads and a copy of the rows, the second an update that a scatter writes. XLA:GPU fuses no read
+    of a pool into its scatter. An output computed from the new rows would need a second copy.
     """
     state, beta, fresh = inputs.state, _beta(inputs), inputs.fresh[:, None, None]
     q, k, v, g, b = (x[:, 0] for x in (inputs.query, inputs.key, inputs.value, inputs.log_decay, beta))

@@ -195,7 +195,7 @@ def _feed_forward(c: MlpConfig, hidden: int, path: Path, name: str) -> list[Weig
 def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     count, inner = c.router.experts, c.latent or hidden
     weights = [
-        tensor((*path, "router", "weight"), f"{name}.gate.weight", (count, hidden)),
+        tensor((*path, "router", "weight"), f"{name}.gate.weight", (count, hidden), float32=True),
         tensor((*path, "router", "bias"), f"{name}.gate.e_score_correction_bias", (count,), float32=True),
         *_feed_forward(MlpConfig(c.shared_width), hidden, (*path, "shared_expert"), f"{name}.shared_experts"),
     ]

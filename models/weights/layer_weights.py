@@ -121,18 +121,20 @@ def moe_weights(
     bias: str = "gate.e_score_correction_bias",
     shared: str = "shared_experts",
     router: str = "gate",
+    float32_router: bool = False,
 ) -> list[Weight]:
     """List the parameters of an MoE layer with gated experts, joined or separate.
 
     Args:
         c, hidden, path, name: as for `attention_weights`.
         names: different checkpoint names of an expert's matrices.
+        float32_router: keep the router's matrix in float32, as transformers in some families.
     """
     count, experts = c.router.experts, f"{name}.experts"
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
     gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, (gate, up), count, (c.width, hidden))
     weights = [
-        tensor((*path, "router", "weight"), f"{name}.{router}.weight", (count, hidden)),
+        tensor((*path, "router", "weight"), f"{name}.{router}.weight", (count, hidden), float32_router),
         Weight((*path, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
         Weight(
             (*path, "down_proj"),

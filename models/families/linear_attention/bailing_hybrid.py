@@ -199,7 +199,7 @@ def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str)
     if isinstance(c, KimiDeltaAttentionConfig):
         return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS)
     if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias")
+        return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias", float32_router=True)
     assert isinstance(c, MlpConfig)
     return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
 

@@ -73,7 +73,7 @@ def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weig
     if isinstance(c, KimiDeltaAttentionConfig):
         return delta_attention_weights(c, hidden, path, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
     if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT)
+        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT, float32_router=True)
     assert isinstance(c, MlpConfig)
     # transformers saves dense layers under the name of sparse layers; published files do not.
     names = (f"{layer}.mlp", f"{layer}.block_sparse_moe")

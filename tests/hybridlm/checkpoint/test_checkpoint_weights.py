@@ -1,6 +1,7 @@
 """Parameters from checkpoints: all faults at once from headers, then values, dtypes and memory."""
 
 import json
+import shutil
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -9,7 +10,7 @@ import jax.numpy as jnp
 import ml_dtypes
 import numpy as np
 import pytest
-from safetensors.numpy import save_file
+from safetensors.numpy import load_file, save_file
 
 from hybridlm.checkpoint import (
     CheckpointDirectory,
@@ -20,11 +21,13 @@ from hybridlm.checkpoint import (
     load_parameters,
     open_directory,
 )
+from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.safetensors import ArrayFile
 from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
 
 E, F, H = 3, 4, 2
+GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 FUSED = "model.mlp.experts.gate_up"
 SPLIT = [[f"model.mlp.experts.{e}.{part}.weight" for part in ("gate", "up")] for e in range(E)]
 
@@ -268,3 +271,17 @@ def test_scalars(tmp_path: Path) -> None:
     )
     checkpoint = save(tmp_path, {"s": np.array(2.5, np.float32)})
     assert load_parameters(OpenModel(checkpoint, family, NO_CONFIG), "bfloat16").arrays[("s",)] == 2.5
+
+
+@pytest.mark.parametrize("name", ["nemotron_latent", "kimi_base", "ling_base"])
+def test_routers_stay_in_float32_as_in_transformers(name: str, tmp_path: Path) -> None:
+    tensors = load_file(GOLDEN / name / "model.safetensors")
+    stored = [file for file in tensors if file.endswith("gate.weight")]
+    for file in stored:
+        tensors[file] = np.float32(tensors[file]) * np.float32(1 + 2**-12)
+    save_file(tensors, tmp_path / "model.safetensors")
+    shutil.copy(GOLDEN / name / "config.json", tmp_path)
+    arrays = load_parameters(open_model(tmp_path), "bfloat16").arrays
+    routers = [np.asarray(array) for path, array in arrays.items() if path[-2:] == ("router", "weight")]
+    assert len(routers) == len(stored) and all(router.dtype == np.float32 for router in routers)
+    assert {router.tobytes() for router in routers} == {tensors[file].tobytes() for file in stored}

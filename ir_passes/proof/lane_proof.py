@@ -85,7 +85,8 @@ def prove_isolation(
         fn: the step; it is traced, not run, and proved in the form that `compile_step` compiles.
         args: example arguments, arrays or `jax.ShapeDtypeStruct`.
         kwargs: example keyword arguments.
-        static_argnums, static_argnames: as for `compile_step`.
+        static_argnums: as for `compile_step`.
+        static_argnames: likewise.
 
     Raises:
         ContractError: the contract does not fit.

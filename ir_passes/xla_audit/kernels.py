@@ -220,6 +220,8 @@ class _ScheduleWalk:
 def _read_of(instruction: Instruction, fused: Computation, module: Module) -> int:
     """Return the bytes of a value that a fusion, perhaps nested, reads."""
     size, total = _bytes(instruction), 0
+    if any(fused.unviewed(result).id == instruction.id for result in fused.results):
+        return size  # all of it is read behind the result
     for user in fused.users.get(instruction.id, []):
         if user.opcode == "bitcast":
             total += _read_of(user, fused, module)

@@ -155,6 +155,33 @@ def test_rows_that_a_fusion_in_a_fusion_reads() -> None:
     assert (stream.read, stream.written) == (ROWS + 4, ROWS)
 
 
+VIEWED = """
+HloModule viewed, is_scheduled=true
+
+inner {
+  matrix = f32[16,16] parameter(0)
+  ROOT turned = f32[256] bitcast(matrix)
+}
+
+outer {
+  table = f32[16,16] parameter(0)
+  flat = f32[256] fusion(table), kind=kLoop, calls=inner
+  ROOT negated = f32[256] negate(flat)
+}
+
+ENTRY main {
+  weight = f32[16,16] parameter(0)
+  ROOT out = f32[256] fusion(weight), kind=kCustom, calls=outer
+}
+"""
+
+
+def test_a_value_that_a_fusion_in_a_fusion_returns_is_read() -> None:
+    """A TPU's products of experts read their matrices so."""
+    (product,) = kernels(VIEWED).kernels
+    assert (product.read, product.written) == (1024, 1024)
+
+
 CUBLAS = """
 HloModule product, is_scheduled=true
 

@@ -49,8 +49,8 @@ Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([acceler
 of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
 not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
 Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. The figures are
-of steps where row i was lane i (2026-11-28); of rows by slot (2026-11-29) are one-token steps of Nemotron-3-Nano, and
-of Kimi-Linear-48B and Granite-4.0-H-Small on GPUs.
+of steps where row i was lane i (2026-11-28); of rows by slot (2026-11-30) are the published models, except the
+prompts of Granite-4.0-H-Small.
 """
 PUBLISHED_HEAD = f"""## Published models
 

@@ -1,5 +1,6 @@
 """Options of `hybridlm.load`: documentation, defaults, checks, and the help of the command line."""
 
+import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
@@ -139,10 +140,11 @@ class EngineConfig:
         if faults:
             raise ValueError("; ".join(faults))
         drafters(self.speculate)
-        if self.context is not None and not (_is_count(self.draft_tokens) and self.draft_tokens < self.context):
+        limit = math.inf if self.context is None else self.context
+        if not (_is_count(self.draft_tokens) and self.draft_tokens < limit):
             raise ValueError(
-                f"draft_tokens: expected a whole number of at least 1 and less than the context ({self.context}), got "
-                f"{self.draft_tokens!r}"
+                "draft_tokens: expected a whole number of at least 1 and less than the context "
+                f"({self.context or 'of the model'}), got {self.draft_tokens!r}"
             )
         if self.kernels is not None:
             check_mode(self.kernels)

@@ -38,7 +38,7 @@ from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, 
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 from ir_passes.host.slot_owner import Token
-from ir_passes.jaxpr import refused
+from ir_passes.jaxpr.refused import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
 """(index, prompt, sampling parameters, priority, prefix) -> checked request."""
@@ -222,8 +222,7 @@ class Session(Token):
                     alive.budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
             self._submitted = request.index + 1
             self._alive[request.index] = alive
-            if params.masked:
-                sequence.grammar = self._grammar(sequence)
+            sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
@@ -334,8 +333,7 @@ class Session(Token):
                 self._scheduler.close()
 
     def _require_open(self) -> None:
-        if refused.forked:
-            raise refused.ForkedProcessError("session")
+        require_threads("session")
         if self._closed:
             lost = f", {self._lost} requests have not ended" if self._lost else ""
             raise RuntimeError(f"the session is closed{lost}; open another one with lm.session()")

@@ -36,8 +36,9 @@ from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes.jaxpr import jax_private, refused
+from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.refused import require_threads
 from models.layers.embedding import embedding_rows
 from models.ops.quantised_weight import stored_form
 
@@ -114,8 +115,7 @@ class TextModel:
     @property
     def engine(self) -> Engine:
         """The engine; raises ForkedProcessError in a process without JAX's threads."""
-        if refused.forked:
-            raise refused.ForkedProcessError(f"{self.path}")
+        require_threads(f"{self.path}")
         return self._engine
 
     def require_vocabulary_head(self) -> None:
@@ -132,8 +132,7 @@ class TextModel:
     @property
     def inputs(self) -> Inputs:
         """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
-        if not self.has_vocabulary_head:
-            self.require_vocabulary_head()
+        self.require_vocabulary_head()
         return self.text_inputs
 
     @property

@@ -289,8 +289,7 @@ class Engine:
     @property
     def pool(self) -> RowPool:
         """The pool of all sequences and texts, allocated at first use and after a loss."""
-        if not self.params:
-            self.require_parameters()
+        self.require_parameters()
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)

@@ -135,8 +135,7 @@ class Scheduler:
 
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
-        if self._drafts:
-            self._decoding.begin(sequence)
+        self._decoding.begin(sequence)
         self._wait(sequence)
 
     @_in_turn
@@ -159,14 +158,20 @@ class Scheduler:
             kind = sequence.reading, sequence.index is None, sequence.parent is None
         heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
 
+    def _pop(self, kind: Hashable) -> None:
+        heapq.heappop(self._heaps[kind])
+        if not self._heaps[kind]:
+            del self._heaps[kind]
+
     @_in_turn
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text; a step in flight may write its row."""
-        for heap in self._heaps.values():
+        for kind, heap in list(self._heaps.items()):
             if any(entry[1] is sequence for entry in heap):
                 heap[:] = [entry for entry in heap if entry[1] is not sequence]
                 heapq.heapify(heap)
-        self._heaps = {kind: heap for kind, heap in self._heaps.items() if heap}
+                if not heap:
+                    del self._heaps[kind]
         if isinstance(sequence, QueuedText):
             parent = sequence.parent
             sequence.reading.detach(sequence)
@@ -281,7 +286,7 @@ class Scheduler:
         # New texts have the widest steps ahead; lanes at narrower steps would be idle meanwhile.
         narrow = {text.reading for text in self.reading if text.width < text.reading.widths[0]}
         while pool is not None and len(self.joined) + len(delayed) < engine.lanes:
-            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if heap and kind not in blocked]
+            heads = [(*heap[0], kind) for kind, heap in self._heaps.items() if kind not in blocked]
             if not heads:
                 break
             _, sequence, kind = min(heads, key=lambda head: head[0])
@@ -293,14 +298,14 @@ class Scheduler:
                 device = self._device_for(sequence)
                 if device is None:
                     break
-                heapq.heappop(self._heaps[kind])
+                self._pop(kind)
                 self.reading.append(sequence)
                 sequence.stepped = False
                 reading.begin(sequence, device)
                 continue
             if len(sequence.generated) != sequence.sampled:
                 break
-            heapq.heappop(self._heaps[kind])
+            self._pop(kind)
             sequence.begin()
             cache = engine.prefix_cache if sequence.shares_states else None
             if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
@@ -308,7 +313,6 @@ class Scheduler:
             elif not self._join(sequence, pool, cache):
                 delayed.append(sequence)
                 break
-        self._heaps = {kind: heap for kind, heap in self._heaps.items() if heap}
         for sequence in delayed:
             self._wait(sequence)
 
@@ -320,7 +324,7 @@ class Scheduler:
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
             if not self._preempt_idle(engines):
-                return None if any(queue.joined for engine in engines for queue in engine.queues) else 0
+                return None if _in_use(engines) else 0
         return devices[0]
 
     def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
@@ -358,7 +362,7 @@ class Scheduler:
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
                 shared = [] if snapshot is None else moves.shareable(snapshot)
-                in_use = any(queue.joined for queue in engine.queues)
+                in_use = _in_use([engine])
                 if engine.make_room(positions, shared) or not (in_use or snapshot is not start):
                     slot = pool.acquire(positions, shared=shared)
                     sequence.slot, sequence.stepped = slot, False
@@ -556,6 +560,10 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
                 yield from reading.take(engine.read(step.sampled), step.parts)
     finally:
         queue.close()
+
+
+def _in_use(engines: Sequence[Engine]) -> bool:
+    return any(queue.joined for engine in engines for queue in engine.queues)
 
 
 def _give_up(groups: Sequence[list[Any]], engine: Engine) -> None:

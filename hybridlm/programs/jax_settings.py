@@ -11,7 +11,7 @@ from typing import Any, Concatenate, ParamSpec, TypeVar
 import jax
 
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused import CHECKS, require_donation, require_programs
+from ir_passes.jaxpr.refused import require_donation, require_programs
 
 FIXED: dict[str, Any] = {
     "jax_enable_x64": False,
@@ -25,11 +25,10 @@ FIXED: dict[str, Any] = {
 }
 """Settings that would change dtypes, random numbers or operations."""
 DEVICE = "jax_default_device"
-REFUSED = "jax_disable_jit", *CHECKS
 
 
 def fixed_settings(settings: Mapping[str, Any] = FIXED, *, without_mesh: bool = False) -> AbstractContextManager[Any]:
-    changes = {name: value for name, value in settings.items() if HOLDERS[name].value != value}
+    changes = {name: value for name, value in settings.items() if jax_private.setting(name) != value}
     leaves_mesh = without_mesh and not jax.sharding.get_abstract_mesh().empty
     return _with_changes(changes, leaves_mesh) if changes or leaves_mesh else nullcontext()
 
@@ -44,9 +43,6 @@ def _with_changes(settings: Mapping[str, Any], leaves_mesh: bool) -> Iterator[No
         yield
 
 
-HOLDERS = {name: jax_private.setting_holder(name) for name in (*FIXED, DEVICE, *REFUSED)}
-
-
 class JaxSettings:
     """JAX settings for one model's steps, in the calling thread.
 
@@ -57,15 +53,15 @@ class JaxSettings:
     """
 
     def __init__(self, donates: bool):
-        self._refused = [HOLDERS[name] for name in REFUSED[: None if donates else 1]]
-        self._fixed = FIXED | {DEVICE: HOLDERS[DEVICE].value}
+        self._donates = donates
+        self._fixed = FIXED | {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
         return fixed_settings(self._fixed, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
-        if any(holder.value for holder in self._refused):
-            require_programs()
+        require_programs()
+        if self._donates:
             require_donation()
         return fixed_settings(self._fixed, without_mesh=True)
 

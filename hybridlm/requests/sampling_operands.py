@@ -24,8 +24,7 @@ def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, n
     """Return the lanes' sampling settings, and the mode (int32 [], see `sample_tokens`)."""
     idle = ResolvedParams()
     params = [idle if sequence is None else sequence.request.params for sequence in lanes]
-    requests = [None if sequence is None else sequence.request for sequence in lanes]
-    indices = [0 if r is None else r.index if r.sampling_index is None else r.sampling_index for r in requests]
+    indices = [0 if sequence is None else sequence.request.key_index for sequence in lanes]
     sampling = Sampling(
         np.array([p.temperature for p in params], np.float32),
         np.array([p.top_k for p in params], np.int32),

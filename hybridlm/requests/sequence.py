@@ -3,6 +3,7 @@
 import itertools
 from collections.abc import Sequence
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, Literal
 
 from hybridlm.grammars import GrammarSource, TokenState
@@ -22,13 +23,7 @@ ARRIVALS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model; stop strings apart from stop ids.
-
-    Attributes:
-        masked: a grammar or `allowed_token_ids` rule tokens out.
-        changes_logits: penalties, biases or bans change logits, by all sampled tokens.
-        needs_output: either of them.
-    """
+    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -37,15 +32,21 @@ class ResolvedParams(PlainSettings):
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
     grammar: GrammarSource | None = None
-    masked: bool = field(init=False, repr=False, compare=False)
-    changes_logits: bool = field(init=False, repr=False, compare=False)
-    needs_output: bool = field(init=False, repr=False, compare=False)
 
-    def __post_init__(self) -> None:
-        self.__dict__["masked"] = self.grammar is not None or self.allowed_token_ids is not None
+    @cached_property
+    def masked(self) -> bool:
+        """Whether a grammar or `allowed_token_ids` rule tokens out."""
+        return self.grammar is not None or self.allowed_token_ids is not None
+
+    @cached_property
+    def changes_logits(self) -> bool:
+        """Whether penalties, biases or bans change logits, by all sampled tokens."""
         changes = self.presence_penalty, self.frequency_penalty, self.logit_bias, self.min_tokens, self.bad_words
-        self.__dict__["changes_logits"] = self.repetition_penalty != 1 or any(changes)
-        self.__dict__["needs_output"] = self.changes_logits or self.masked
+        return self.repetition_penalty != 1 or any(changes)
+
+    @cached_property
+    def needs_output(self) -> bool:
+        return self.changes_logits or self.masked
 
 
 @dataclass(frozen=True)
@@ -70,6 +71,10 @@ class Request:
     @property
     def given(self) -> tuple[int, ...]:
         return self.prompt[: len(self.prompt) - self.completed]
+
+    @property
+    def key_index(self) -> int:
+        return self.index if self.sampling_index is None else self.sampling_index
 
 
 @dataclass(eq=False)

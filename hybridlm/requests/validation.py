@@ -161,7 +161,7 @@ def resolve(
     if allowed is not None and params.structured_outputs is not None:
         faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
     bias = () if params.logit_bias is None else _logit_bias(params.logit_bias, vocab_size)
-    words = () if params.bad_words is SamplingParams.bad_words else _bad_words(params.bad_words, tokenizer, vocab_size)
+    words = _bad_words(params.bad_words, tokenizer, vocab_size)
     if isinstance(bias, str):
         faults.append(f"logit_bias: expected token ids below {vocab_size} -> numbers in -3e38..{LARGEST:g}, got {bias}")
     if isinstance(words, str):

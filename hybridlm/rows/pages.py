@@ -51,8 +51,7 @@ class RowPages:
             SlotError: a context has fewer positions.
             SlotsExhausted: fewer pages of the row's device are free; the row gets none.
         """
-        count = self.needed(positions) - len(self._pages[row])
-        if self.owner is None or count <= 0:
+        if self.owner is None or not (count := self.missing(row, positions)):
             return
         if len(self._pages[row]) + count > self._blocks:
             message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
@@ -98,6 +97,10 @@ class RowPages:
     def device_of(self, page: Page) -> int:
         """Return a page's device; raises SlotError if it was released."""
         return self.number(page) // self._page_part
+
+    def home_of(self, pages: Sequence[Page]) -> int | None:
+        """Return the device of pages of one device; None without any."""
+        return self.device_of(pages[0]) if pages else None
 
     def _append(self, row: int, added: Sequence[Page]) -> None:
         pages = self._pages[row]

@@ -64,7 +64,7 @@ class RowPool:
             shared: kept pages of one device, for the first positions.
         """
         pages, needed = self.row_pages, self.row_pages.needed(positions)
-        home = pages.device_of(shared[0]) if shared else None
+        home = pages.home_of(shared)
         ready = [
             device
             for device in range(self.devices)
@@ -74,8 +74,7 @@ class RowPool:
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        is_home = bool(shared) and device == self.row_pages.device_of(shared[0])
-        return self.row_pages.needed(positions) - (len(shared) if is_home else 0)
+        return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row, with pages for `positions` positions.
@@ -94,7 +93,7 @@ class RowPool:
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if shared and row * self.devices // self.size == self.row_pages.device_of(shared[0]):
+        if row * self.devices // self.size == self.row_pages.home_of(shared):
             self.row_pages.adopt(row, shared)
         self.row_pages.reserve(row, positions)
         return slot
@@ -177,8 +176,8 @@ class RowPool:
                 row_at[lane] if lane in row_at else next(unused) for lane in range(device * each, (device + 1) * each)
             ]
         numbers = np.array(lane_rows, np.int32)
-        held = set(rows)
-        table = self.row_pages.table(lane_rows, [row in held for row in lane_rows])
+        used = set(rows)
+        table = self.row_pages.table(lane_rows, [row in used for row in lane_rows])
         return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
 
     def page(self, slot: Slot, block: int) -> int:

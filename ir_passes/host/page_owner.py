@@ -180,8 +180,7 @@ class PageOwner:
                         faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
             if writes is not None and not faults:
                 faults += self._write_faults(table, writes)
-            if faults:
-                self._raise(f"bind of {lanes} lanes", faults)
+            self._raise(f"bind of {lanes} lanes", faults)
         return frozen_copy(table)
 
     def check_integrity(self) -> None:

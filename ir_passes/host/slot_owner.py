@@ -223,8 +223,7 @@ class SlotOwner:
                         "declared disjoint; acquire a slot for this map"
                     )
                     faults.append(SlotFault.NOT_DISJOINT.fault(f"lane {lane}", message))
-            if faults:
-                self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
+            self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
             rows = [NULL_ROW if slot is None else slot._row for slot in slots]
         return frozen_copy(np.array(rows, np.int32))
 

@@ -202,11 +202,11 @@ def program_settings() -> Any:
 
 
 def setting(name: str) -> Any:
-    return setting_holder(name).value
+    return _holder(name).value
 
 
 def with_setting(name: str, value: Any) -> AbstractContextManager[Any]:
-    return setting_holder(name)(value)
+    return _holder(name)(value)
 
 
 @contextmanager
@@ -225,14 +225,13 @@ def without_mesh() -> Iterator[None]:
 
 
 @cache
-def setting_holder(name: str) -> Any:
-    """Return an object with this thread's `value` of a setting."""
+def _holder(name: str) -> Any:
     return jax.config._value_holders[name]
 
 
 @cache
 def _beside_tracing() -> tuple[Any, ...]:
-    return tuple(setting_holder(name) for name in BESIDE_TRACING if name in jax.config._value_holders)
+    return tuple(_holder(name) for name in BESIDE_TRACING if name in jax.config._value_holders)
 
 
 def dispatcher(

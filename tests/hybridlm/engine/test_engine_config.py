@@ -99,7 +99,7 @@ def test_resolved_options_have_the_values_of_the_model() -> None:
     assert (settings.context, settings.chunk, settings.dtype) == (100, 100, "float16")
     assert settings.prefix_cache == CacheBudget(1000, 1000)
     assert EngineConfig(context=20).resolved(model, "float16", ONE_DEVICE, chunk=8).chunk == 8
-    for options in (EngineConfig(context=101), EngineConfig(chunk=101), EngineConfig(draft_tokens=0)):
+    for options in (EngineConfig(context=101), EngineConfig(chunk=101), EngineConfig(draft_tokens=100)):
         with pytest.raises(ValueError, match="^(context|chunk|draft_tokens): "):
             options.resolved(model, "float16", ONE_DEVICE)
 

@@ -232,10 +232,10 @@ class LM(Token):
             raise ValueError("chat: the checkpoint has no tokenizer.json; apply a template yourself and use generate")
         arguments = {
             **self.tokenizer.thinking_variables(enable_thinking, chat_template, tools),
-            **({"tools": tools} if tools else {}), **({"documents": documents} if documents else {}),
-            **({"continue_final_message": continue_final_message} if continue_final_message else {}),
-            **({} if chat_template is None else {"chat_template": chat_template}),
+            "tools": tools or None, "documents": documents or None,
+            "continue_final_message": continue_final_message or None, "chat_template": chat_template,
         }  # fmt: skip
+        arguments = {name: value for name, value in arguments.items() if value is not None}
         variables = joined_variables(arguments, chat_template_kwargs or {})
         self.tokenizer.require_variables(**variables)
         prompt = self.tokenizer.encode_chat(messages, **variables)

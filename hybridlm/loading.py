@@ -26,7 +26,7 @@ from hybridlm.checkpoint.adapters import adapter_folder, base_of, has_adapter
 from hybridlm.checkpoint.classifier import READ_ELSEWHERE, read_classifier
 from hybridlm.checkpoint.generation_config import read_generation
 from hybridlm.checkpoint.hub import resolve_folder
-from hybridlm.checkpoint.model import end_tokens, open_model
+from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import Packed
 from hybridlm.checkpoint.packed.parameters import PackedParameters
 from hybridlm.checkpoint.saved.index import is_saved
@@ -169,8 +169,7 @@ def load(
     start.ended("engine")
     admit_steps(engine, demand)
     named = dict(zip(names, params, strict=True))
-    end = end_tokens(directory, config)
-    _, ignored = read_generation(directory.path)
+    end, ignored = read_generation(directory.path, config.eos_token_ids)
     start.ended("memory")
     for line in ignored + ([] if tokenizer is None else _other_ends(tokenizer, end)):
         _log.warning(line)

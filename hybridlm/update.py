@@ -26,9 +26,10 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     resolve,
 )
+from hybridlm.checkpoint.generation_config import NAME, read_generation
 from hybridlm.checkpoint.given_tensors import NAMES, content_fingerprint, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
-from hybridlm.checkpoint.model import end_tokens, family_of_model
+from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.arguments import shards_of_model
 from hybridlm.text.tokenizer import Tokenizer
@@ -175,8 +176,8 @@ def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) ->
 
 def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: ModelWeights) -> list[str]:
     """Return the differences from the loaded tokenizer, templates and end tokens."""
-    chosen = (checkpoint.path / "generation_config.json").exists()
-    new, old = end_tokens(checkpoint, config), model.eos_token_ids if chosen else model.config.eos_token_ids
+    old = model.eos_token_ids if (checkpoint.path / NAME).exists() else model.config.eos_token_ids
+    new, _ = read_generation(checkpoint.path, config.eos_token_ids)
     faults = [f"end tokens: expected {sorted(old)}, found {sorted(new)}"] if new and set(new) != set(old) else []
     tokenizer, loaded = Tokenizer.from_dir(checkpoint.path), model.tokenizer
     if tokenizer is None or loaded is None:

@@ -25,8 +25,11 @@ _ALWAYS: Mapping[str, Any] = {
 }  # fmt: skip
 
 
-def read_generation(directory: Path) -> tuple[list[int], list[str]]:
-    """Return end tokens, and a warning of unused settings.
+def read_generation(directory: Path, default: tuple[int, ...]) -> tuple[tuple[int, ...], list[str]]:
+    """Return end tokens, and a warning of unused settings, as transformers.
+
+    Args:
+        default: end tokens of config.json.
 
     Raises:
         ValueError: end tokens are no ids.
@@ -44,4 +47,5 @@ def read_generation(directory: Path) -> tuple[list[int], list[str]]:
         if name in fields and fields[name] not in (None, [], {}) and fields[name] != neutral[name]
     }
     listed = ", ".join(f"{name} {value!r:.80}" for name, value in settings.items())
-    return ids, [f"{path}: not used, pass them to generate: {listed}"] if settings else []
+    warnings = [f"{path}: not used, pass them to generate: {listed}"] if settings else []
+    return tuple(dict.fromkeys(ids or default)), warnings

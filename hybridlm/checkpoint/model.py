@@ -6,7 +6,6 @@ from typing import Any
 
 from hybridlm.checkpoint import Checkpoint, CheckpointError, OpenModel, has_head, head_tensors, open_checkpoint
 from hybridlm.checkpoint.directory import read_config
-from hybridlm.checkpoint.generation_config import read_generation
 from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, family_of
 
 
@@ -99,9 +98,3 @@ def require_head(directory: Checkpoint) -> None:
             "Some copies of a model leave it out; the original has it. A model is saved with its head where it was "
             f"loaded with it. {INSTEAD}",
         )
-
-
-def end_tokens(directory: Checkpoint, config: DecoderConfig) -> tuple[int, ...]:
-    """Return the end tokens of generation_config.json, else of config.json, as transformers."""
-    ids, _ = read_generation(directory.path)
-    return tuple(dict.fromkeys(ids or config.eos_token_ids))

@@ -262,8 +262,9 @@ def _is_named_schema(value: Any) -> bool:
 def _take_chat_fields(body: Fields) -> tuple[dict[str, Any], str | None]:
     """Take chat template fields; return arguments of `Tokenizer.encode_chat` and the effort."""
     variables, effort = body.take("chat_template_kwargs", OBJECT, {}), body.take("reasoning_effort", EFFORT)
-    kinds = {"documents": LIST, "chat_template": STRING, "add_generation_prompt": BOOLEAN}
-    kinds |= {"continue_final_message": BOOLEAN}
+    kinds = {
+        "documents": LIST, "chat_template": STRING, "add_generation_prompt": BOOLEAN, "continue_final_message": BOOLEAN,
+    }  # fmt: skip
     fields = {name: body.take(name, kind) for name, kind in kinds.items()}
     fields = {name: value for name, value in fields.items() if value is not None}
     if fields.get("continue_final_message") is False:

@@ -55,9 +55,7 @@ def described(settings: Mapping[str, Any]) -> tuple[frozenset[str] | None, Hints
     hints = Hints(
         *([min(blocks), True] if blocks else []),
         bits=frozenset(bits),
-        groups=frozenset(
-            size for sizes in ([weights.get("group_size")] for weights in integers) if is_sizes(sizes) for size in sizes
-        ),
+        groups=frozenset(filter(is_size, (weights.get("group_size") for weights in integers))),
         ordered=bool(integers) and all(weights.get("actorder") in (True, "group", "dynamic") for weights in integers),
         zeros=bool(integers) and all(weights.get("symmetric") is False for weights in integers),
     )
@@ -72,5 +70,9 @@ def described(settings: Mapping[str, Any]) -> tuple[frozenset[str] | None, Hints
     return frozenset(schemes) or None, hints, faults
 
 
+def is_size(value: Any) -> TypeGuard[int]:
+    return type(value) is int and value > 0
+
+
 def is_sizes(value: Any) -> TypeGuard[list[int]]:
-    return isinstance(value, list) and all(type(size) is int and size > 0 for size in value)
+    return isinstance(value, list) and all(map(is_size, value))

@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from hybridlm.quantised import bitsandbytes, torchao
-from hybridlm.quantised.compressed_tensors import described, is_sizes
+from hybridlm.quantised.compressed_tensors import described, is_size, is_sizes
 from hybridlm.quantised.groups import module_name
 from hybridlm.quantised.shapes import ADVICE, Hints
 from models import text_fields
@@ -208,7 +208,7 @@ def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
 
 def _groups(settings: Mapping[str, Any]) -> Hints:
     size = settings.get("group_size", settings.get("q_group_size"))
-    return Hints(groups=frozenset([size] if is_sizes([size]) else []))
+    return Hints(groups=frozenset([size] if is_size(size) else []))
 
 
 def _auto_round(settings: Mapping[str, Any]) -> QuantisationSettings:

@@ -54,7 +54,7 @@ from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
 from hybridlm.worker import open_session, probed_session, run_requests, run_worker
 from ir_passes import Certificate
-from ir_passes.host.slot_owner import Token
+from ir_passes.host.slot_owner import OneHolder
 from models import Decoder
 from models.ops.quantised_weight import stored_form
 
@@ -64,7 +64,7 @@ Texts = str | Sequence[str | Sequence[int]]
 
 
 @suggests_in_methods
-class LM(Token):
+class LM(OneHolder):
     """A loaded model; `hybridlm.load` makes it.
 
     Texts are lists of strings or of token-id lists; a bare string is one text. Methods raise TypeError or ValueError

@@ -37,7 +37,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
-from ir_passes.host.slot_owner import Token
+from ir_passes.host.slot_owner import OneHolder
 from ir_passes.jaxpr.refused import require_threads
 
 ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
@@ -88,7 +88,7 @@ class AliveRequest:
 
 
 @suggests_in_methods
-class Session(Token):
+class Session(OneHolder):
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:

@@ -6,11 +6,11 @@ from pathlib import Path
 
 from hybridlm.engine.snapshot_file import save_snapshot
 from hybridlm.rows.snapshot import Snapshot
-from ir_passes.host.slot_owner import Token
+from ir_passes.host.slot_owner import OneHolder
 
 
 @dataclass(frozen=True, eq=False)
-class Prefix(Token):
+class Prefix(OneHolder):
     """A prefix of prompts or texts, prefilled once; `LM.prefix` makes it.
 
     Its state ends before the last token: each continuation consumes that token, to predict the next one.

@@ -15,10 +15,10 @@ import numpy as np
 from ir_passes.contract.entries import PageTable
 from ir_passes.contract.statements import Statement
 from ir_passes.host.page_tables import page_faults
-from ir_passes.host.slot_owner import SlotError, SlotFault, SlotsExhausted, Token, frozen_copy
+from ir_passes.host.slot_owner import OneHolder, SlotError, SlotFault, SlotsExhausted, frozen_copy
 
 
-class Page(Token):
+class Page(OneHolder):
     """The right to use a page, from `PageOwner.acquire` or `share`."""
 
     __slots__ = ("_number", "_owner")

@@ -58,7 +58,7 @@ class SlotsExhausted(SlotError):
     """No row or page is free."""
 
 
-class Token:
+class OneHolder:
     """An object with one holder: compared by identity, not copied or pickled.
 
     Attributes:
@@ -78,7 +78,7 @@ class Token:
         self.__copy__()
 
 
-class Slot(Token):
+class Slot(OneHolder):
     """The right to one row, from `SlotOwner.acquire`."""
 
     __slots__ = ("_generation", "_owner", "_row")

@@ -170,7 +170,7 @@ class StepPart:
 
 
 class BlockGuessFailed(Exception):
-    """A step uses another part of the argument, an array, than guessed, or another step's scratch."""
+    """A step uses an unexpected part of the argument, an array, or another step's scratch."""
 
 
 def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:

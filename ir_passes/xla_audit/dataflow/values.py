@@ -118,8 +118,8 @@ class _Flow:
             self._stop[self._find(value)] = FOREVER
         for (number, index), output in self._module.aliases.items():
             if number in bound and output in results:
-                same = bound[number][index], self._find(results[output])
-                places = tuple((self._name(value), self._defined[value][3]) for value in same)
+                versions = bound[number][index], self._find(results[output])
+                places = tuple((self._name(value), self._defined[value][3]) for value in versions)
                 self._carries.append((self._module.instructions[main.root], output, places))
         position: dict[int, int] = {}
         values: list[LiveValue] = []

@@ -44,11 +44,12 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
     pool = operand.owner
     assert isinstance(pool, PoolRows)
     axis = pool.axis
-    whole = access.whole(axis)
-    if access.all_outside() or (not whole and _writes_null_row(site, pool, access)):
+    if access.all_outside():
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
-    if whole:
+    if access.whole(axis):
         return _write_part(site, operand, updates, access)
+    if _writes_null_row(site, pool, access):
+        return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     rows = _row_owner(site, pool, access, write=True)
     if isinstance(rows, Mixed):
         return Value(rows)

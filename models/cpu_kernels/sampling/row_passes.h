@@ -105,19 +105,29 @@ inline double sum_of_columns(const Floats* sums) {
   return total;
 }
 
-inline Weights weights(const float* logits, int64_t vocab, float temperature, float highest, float least) {
+// Groups whose weights are summed in float32 before they are added in float64.
+constexpr int64_t SUMMED_GROUPS = 8;
+
+inline Weights weights(const float* logits, const float* maxima, int64_t vocab, float temperature, float highest,
+                       const float* thresholds) {
+  const float farthest = __builtin_logf(LEAST_WEIGHT / static_cast<float>(vocab));
   alignas(64) float spare[GROUP_TOKENS];
   Weights totals = {};
-  for (int64_t first = 0; first < vocab; first += GROUP_TOKENS) {
-    const float* x = whole_group(logits + first, tokens_of(first, vocab), spare);
-    Floats all[COLUMNS / STEP] = {}, above[COLUMNS / STEP] = {};
-    for (int64_t k = 0; k < GROUP_TOKENS; k += STEP) {
-      const Floats next = load(x + k), power = power_of(next, temperature, highest);
-      all[k % COLUMNS / STEP] += power;
-      above[k % COLUMNS / STEP] += next / temperature > least ? power : Floats{};
+  for (int64_t start = 0; start < vocab; start += SUMMED_GROUPS * GROUP_TOKENS) {
+    const int64_t end = vocab - start < SUMMED_GROUPS * GROUP_TOKENS ? vocab : start + SUMMED_GROUPS * GROUP_TOKENS;
+    Floats all[COLUMNS / STEP] = {}, above[THRESHOLDS][COLUMNS / STEP] = {};
+    for (int64_t first = start; first < end; first += GROUP_TOKENS) {
+      if (maxima[first / GROUP_TOKENS] / temperature - highest < farthest) continue;
+      const float* x = whole_group(logits + first, tokens_of(first, vocab), spare);
+      for (int64_t k = 0; k < GROUP_TOKENS; k += STEP) {
+        const Floats next = load(x + k), scaled = next / temperature, power = power_of(next, temperature, highest);
+        all[k % COLUMNS / STEP] += power;
+        for (int64_t j = 0; j < THRESHOLDS; ++j)
+          above[j][k % COLUMNS / STEP] += scaled > thresholds[j] ? power : Floats{};
+      }
     }
     totals.all += sum_of_columns(all);
-    totals.above += sum_of_columns(above);
+    for (int64_t j = 0; j < THRESHOLDS; ++j) totals.above[j] += sum_of_columns(above[j]);
   }
   return totals;
 }

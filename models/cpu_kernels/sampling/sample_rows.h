@@ -8,16 +8,22 @@
 // Adjacent tokens with one maximum; a multiple of the numbers of a vector. The last group may be shorter.
 constexpr int64_t GROUP_TOKENS = 64;
 
-// Sums of the weights of all tokens, and of those with a scaled logit above a number.
+constexpr int64_t THRESHOLDS = 4;
+
+constexpr float LEAST_WEIGHT = 1e-6f;
+
+// Sums of the weights of all tokens, and of those with a scaled logit above each threshold.
 struct Weights {
-  double all, above;
+  double all, above[THRESHOLDS];
 };
 
 struct RowPasses {
   // Write the maximum of each group; return whether a logit is NaN.
   bool (*group_maxima)(const float* logits, int64_t vocab, float* maxima);
-  // Return the sums of exp(logits[i] / temperature - highest), each term at most 1.
-  Weights (*weights)(const float* logits, int64_t vocab, float temperature, float highest, float least);
+  // Return the sums of exp(logits[i] / temperature - highest), each term at most 1. Groups of tiny weights are left out:
+  // together at most LEAST_WEIGHT.
+  Weights (*weights)(const float* logits, const float* maxima, int64_t vocab, float temperature, float highest,
+                     const float* thresholds);
   // Write exp(logits[i] / temperature - highest) of `count` tokens, at most 1 each.
   void (*exponentials)(const float* logits, int64_t count, float temperature, float highest, float* powers);
   // Write the random words of `count` tokens from the token `first`: threefry2x32 of (0, token), both halves combined.

@@ -8,6 +8,7 @@
 #define MODELS_CPU_KERNELS_SAMPLE_ROWS_CALL_H_
 
 #include <algorithm>
+#include <array>
 #include <cmath>
 #include <cstdint>
 #include <functional>
@@ -59,17 +60,52 @@ class ScaledRow {
       for_each_weight(cutoff, [&](float, float weight) { total += weight; });
       cutoff = std::max(cutoff, cutoff_of_weight(cutoff, top_p, total));
     } else if (top_p < 1.0f) {
-      // The winner of all tokens also wins among those that top_p keeps, if it is one of them. No sort finds that out,
-      // unless the sum of larger weights is too near to top_p.
-      const int64_t token = sample_above(cutoff, min_p);
-      const Weights sums = passes_.weights(logits_, vocab_, temperature_, highest_, scaled(token));
-      if (sums.above < top_p * sums.all * (1.0 - 1e-5)) return token;
+      // The first candidate that top_p keeps is the winner. A sort is needed only if top_p keeps no candidate, or if the
+      // weights above one are too near to top_p.
+      const auto candidates = best_tokens<CANDIDATES>(cutoff, min_p);
+      const Weights sums = passes_.weights(logits_, maxima_.data(), vocab_, temperature_, highest_,
+                                            thresholds_of(candidates).data());
+      const double enough = top_p * sums.all;
+      float dropped = -std::numeric_limits<float>::infinity();
+      int64_t threshold = 0;
+      for (const Candidate& candidate : candidates) {
+        if (candidate.token == vocab_ || threshold == THRESHOLDS) break;
+        if (threshold > 0 && scaled(candidate.token) <= dropped) continue;
+        const double above = sums.above[threshold++];
+        if (above < enough * (1.0 - 1e-5)) return candidate.token;
+        if (above < enough * (1.0 + 1e-5)) break;
+        dropped = scaled(candidate.token);
+      }
       cutoff = cutoff_of_weight(cutoff, top_p, sums.all);
     }
-    return sample_above(cutoff, min_p);
+    return best_tokens<1>(cutoff, min_p)[0].token;
   }
 
  private:
+  // A token and the sum of its scaled logit and its noise. Better candidates are first in order.
+  struct Candidate {
+    float noisy;
+    int64_t token;
+    bool operator<(const Candidate& other) const {
+      return noisy > other.noisy || (noisy == other.noisy && token < other.token);
+    }
+  };
+  static constexpr int CANDIDATES = 8;
+  // Candidates are at most this much worse than the best: with few likely tokens, more would cost more than a sort.
+  static constexpr float SPREAD = 3.0f;
+
+  // The scaled logits of the candidates that exceed those of all better candidates; unused thresholds are infinite.
+  std::array<float, THRESHOLDS> thresholds_of(const std::array<Candidate, CANDIDATES>& candidates) const {
+    std::array<float, THRESHOLDS> thresholds;
+    thresholds.fill(std::numeric_limits<float>::infinity());
+    int64_t count = 0;
+    for (const Candidate& candidate : candidates) {
+      if (candidate.token == vocab_ || count == THRESHOLDS) break;
+      if (count == 0 || scaled(candidate.token) > thresholds[count - 1]) thresholds[count++] = scaled(candidate.token);
+    }
+    return thresholds;
+  }
+
   int64_t groups() const { return static_cast<int64_t>(maxima_.size()); }
   int64_t tokens_of(int64_t group) const { return std::min(GROUP_TOKENS, vocab_ - group * GROUP_TOKENS); }
   float scaled(int64_t token) const { return logits_[token] / temperature_; }
@@ -165,20 +201,20 @@ class ScaledRow {
   // Upper bound of the noise.
   static constexpr float MAX_NOISE = 16.0f;
 
-  int64_t sample_above(float cutoff, float min_p) const {
-    return sample_from(min_p > 0.0f ? std::max(cutoff, at_least_weight(min_p)) : cutoff, min_p);
-  }
-
-  // The first token with the largest sum of scaled logit and noise, among those of at least `least` and the most likely
-  // token. Groups are skipped if none of their tokens can win with the largest noise, tokens if their random word is
-  // too small to win.
-  int64_t sample_from(float least, float min_p) const {
+  // The tokens with the largest sums of scaled logit and noise, all within SPREAD, among those of at least `least` and
+  // `min_p` and the most likely token; a missing one is `vocab_`. Groups are skipped if none of their tokens can win with the largest noise,
+  // tokens if their random word is too small to win.
+  template <int COUNT>
+  std::array<Candidate, COUNT> best_tokens(float least, float min_p) const {
+    if (min_p > 0.0f) least = std::max(least, at_least_weight(min_p));
     uint32_t words[GROUP_TOKENS];
+    std::array<Candidate, COUNT> best;
+    best.fill({-std::numeric_limits<float>::infinity(), vocab_});
     passes_.random_words(key_, first_, 1, words);
-    int64_t best = first_;
-    float most = highest_ + noise(words[0]);
+    best[0] = {highest_ + noise(words[0]), first_};
     for (int64_t group = 0; group < groups(); ++group) {
       const float top = maxima_[group] / temperature_;
+      const float most = std::max(best[COUNT - 1].noisy, best[0].noisy - SPREAD);
       // In float64, with a margin for the rounding of float32 sums.
       const double spare = 1e-3 + 1e-6 * std::fabs(most);
       if (top < least || top + MAX_NOISE + spare < most) continue;
@@ -187,13 +223,18 @@ class ScaledRow {
       const int64_t start = group * GROUP_TOKENS, count = tokens_of(group);
       passes_.random_words(key_, start, count, words);
       for (int64_t k = 0; k < count; ++k) {
-        if ((words[k] >> 9) < lowest) continue;
+        if ((words[k] >> 9) < lowest || start + k == first_) continue;
         const float value = scaled(start + k);
         if (value < least || (min_p > 0.0f && weight_of(value) < min_p)) continue;
-        const float noisy = value + noise(words[k]);
-        if (noisy > most || (noisy == most && start + k < best)) most = noisy, best = start + k;
+        const Candidate candidate = {value + noise(words[k]), start + k};
+        if (!(candidate < best[COUNT - 1])) continue;
+        int place = COUNT - 1;
+        for (; place > 0 && candidate < best[place - 1]; --place) best[place] = best[place - 1];
+        best[place] = candidate;
       }
     }
+    for (Candidate& candidate : best)
+      if (candidate.noisy < best[0].noisy - SPREAD) candidate.token = vocab_;
     return best;
   }
 

@@ -20,7 +20,7 @@ run = jax.jit(sample_tokens, static_argnums=4)
 FILTERS: dict[str, dict[str, Any]] = {
     "no filter": {}, "temperature 0.2": {"temperature": 0.2}, "top_k 1": {"top_k": 1}, "top_k 20": {"top_k": 20},
     "more groups than tokens": {"top_k": 500}, "the whole vocabulary": {"top_k": VOCAB}, "top_p": {"top_p": 0.7},
-    "almost all": {"top_p": 0.9999}, "top_p 0": {"top_p": 0.0}, "min_p": {"min_p": 0.1},
+    "small top_p": {"top_p": 0.2}, "almost all": {"top_p": 0.9999}, "top_p 0": {"top_p": 0.0}, "min_p": {"min_p": 0.1},
     "typical settings": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
     "all filters": {"temperature": 1.3, "top_k": 60, "top_p": 0.9, "min_p": 0.02},
 }  # fmt: skip
@@ -62,7 +62,7 @@ def test_tokens_match_the_plain_form(filters: dict[str, Any]) -> None:
 @pytest.mark.parametrize("spread", [1e-3, 30.0, 1e6])
 def test_flat_peaked_and_large_logits(spread: float) -> None:
     x = logits(spread=spread)
-    for sampling in (settings(), settings(top_p=0.9), settings(min_p=0.5)):
+    for sampling in (settings(), settings(top_p=0.9), settings(top_p=0.3), settings(min_p=0.5)):
         np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL), tokens(x, sampling, PLAIN))
 
 

@@ -197,7 +197,7 @@ def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str)
     if isinstance(c, LatentAttentionConfig):
         return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
     if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS)
+        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS, float32_conv=True)
     if isinstance(c, MoeConfig):
         return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias", float32_router=True)
     assert isinstance(c, MlpConfig)

@@ -1,12 +1,13 @@
 """GEGLU, bounded SwiGLU and fixed factors on activations; SiLU and SwiGLU are in `models.ops.float32`."""
 
 import math
+from typing import NamedTuple
 
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.float32 import silu_gated
+from models.ops.float32 import silu, silu_gated
 
 
 def gelu_gated(gate: Array, up: Array) -> Array:
@@ -14,14 +15,25 @@ def gelu_gated(gate: Array, up: Array) -> Array:
     return gate * up * (0.5 + 0.5 * lax.erf(gate * math.sqrt(0.5)))
 
 
-def bounded_silu_gated(gate: Array, up: Array, limit: float | None) -> Array:
-    """Return SwiGLU with `gate` at most `limit` and `up` within plus and minus it.
+class SwigluLimit(NamedTuple):
+    """Greatest size of SwiGLU's factors.
 
-    None is no limit.
+    Attributes:
+        of_silu: bound `silu(gate)` instead of `gate`.
     """
+
+    size: float
+    of_silu: bool = False
+
+
+def bounded_silu_gated(gate: Array, up: Array, limit: SwigluLimit | None) -> Array:
+    """Return SwiGLU with `gate` or its SiLU at most, and `up` within plus and minus, a limit."""
     if limit is None:
         return silu_gated(gate, up)
-    return silu_gated(jnp.minimum(gate, limit), jnp.maximum(jnp.minimum(up, limit), -limit))
+    bounded = jnp.maximum(jnp.minimum(up, limit.size), -limit.size)
+    if limit.of_silu:
+        return jnp.minimum(silu(gate), limit.size) * bounded
+    return silu_gated(jnp.minimum(gate, limit.size), bounded)
 
 
 def scaled(x: Float32[Array, "*rows size"], factor: float) -> Float32[Array, "*rows size"]:

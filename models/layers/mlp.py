@@ -9,7 +9,7 @@ from flax import nnx
 from jax import Array
 from jaxtyping import Float32
 
-from models.layers.activations import bounded_silu_gated, gelu_gated, scaled
+from models.layers.activations import SwigluLimit, bounded_silu_gated, gelu_gated, scaled
 from models.layers.initial import matrix
 from models.ops.linear import joined_linear, linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -34,14 +34,14 @@ class MlpConfig:
 
     Attributes:
         gate_multiplier, out_multiplier: factors on the gate before its activation, and on the output.
-        limit: `swiglu_limit`, bound of gates and other inputs of SwiGLU; None for no bound.
+        limit: of SwiGLU; None for no bound.
     """
 
     width: int
     activation: Activation = "swiglu"
     gate_multiplier: float = 1.0
     out_multiplier: float = 1.0
-    limit: float | None = None
+    limit: SwigluLimit | None = None
     devices: Devices = SINGLE_DEVICE
 
     def shard(self, devices: Devices) -> "MlpConfig":

@@ -8,7 +8,7 @@ from flax import nnx
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.layers.activations import bounded_silu_gated
+from models.layers.activations import SwigluLimit, bounded_silu_gated
 from models.layers.initial import matrix
 from models.layers.mlp import Activation, MlpConfig, relu_squared
 from models.layers.router import RouterConfig
@@ -30,7 +30,7 @@ class MoeConfig:
         shared_width: of the shared expert, or 0.
         shared_gate: sigmoid of a projection, on the shared expert's output.
         latent: width of a projection of the token for routed experts; None for the token.
-        limit: as for `MlpConfig`, of all experts.
+        limit, shared_limit: as for `MlpConfig`, of routed experts and of the shared expert.
     """
 
     router: RouterConfig
@@ -39,7 +39,8 @@ class MoeConfig:
     shared_gate: bool = False
     activation: Activation = "swiglu"
     latent: int | None = None
-    limit: float | None = None
+    limit: SwigluLimit | None = None
+    shared_limit: SwigluLimit | None = None
     devices: Devices = SINGLE_DEVICE
 
     @property
@@ -79,8 +80,8 @@ class Moe(Stateful):
         self.down_proj = matrix(rngs, count, inner, c.width, sharded=(experts, ShardedDim(2, MODEL, (width,))))
         if c.latent is not None:
             self.latent_in, self.latent_out = matrix(rngs, c.latent, hidden), matrix(rngs, hidden, c.latent)
-        shared = MlpConfig(c.shared_width, c.activation, limit=c.limit, devices=c.devices) if c.shared_width else None
-        self.shared_expert = None if shared is None else shared.build(hidden, rngs)
+        shared = MlpConfig(c.shared_width, c.activation, limit=c.shared_limit, devices=c.devices)
+        self.shared_expert = shared.build(hidden, rngs) if c.shared_width else None
         self.shared_expert_gate = matrix(rngs, 1, hidden) if c.shared_gate else None
 
     def sites(self) -> dict[str, int]:

@@ -23,6 +23,7 @@ from models.families.linear_attention.kimi import (
     read_latent_attention,
 )
 from models.families.linear_attention.lightning import lightning_weights, slopes
+from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
@@ -51,8 +52,6 @@ IMPLEMENTED: dict[str, Any] = {
     "topk_method": "noaux_tc",
     "router_dtype": "fp32",
     "scale_router_input": False,
-    "expert_swiglu_limit_list": None,
-    "share_expert_swiglu_limit_list": None,
     "use_nGPT": False,
     "up_proj_norm": False,
     "value_norm": False,
@@ -66,6 +65,8 @@ IMPLEMENTED_KDA: dict[str, Any] = {
     "gated_attention_proj_granularity_type": "head_wise",
 }
 
+LIMITS = {"limit": "expert_swiglu_limit_list", "shared_limit": "share_expert_swiglu_limit_list"}
+"""Limits of `MoeConfig` by layer, which vLLM and SGLang apply and transformers ignores."""
 MTP_COUNTS = ("num_nextn_predict_layers", "num_mtp_layers")
 """Numbers of MTP layers; the first that is present counts."""
 # transformers reads both names and saves the first.
@@ -114,6 +115,20 @@ def _read_lightning(reader: ConfigReader, size: int, eps: float, rope: Rope) -> 
     return LightningAttentionConfig(heads, size, groups, eps, qk_eps=norms, rope=rope, scale=size**-0.5)
 
 
+def _read_limits(reader: ConfigReader, layers: int) -> list[dict[str, SwigluLimit | None]]:
+    """Read the limits of each layer's experts, then of the head's; 0 is no limit."""
+    limits: list[dict[str, SwigluLimit | None]] = [{} for _ in range(layers + 1)]
+    for part, name in LIMITS.items():
+        value = reader.get(name)
+        with_head = isinstance(value, list) and len(value) > layers
+        sizes = reader.numbers(name, (0.0,) * (layers + with_head))
+        if min(sizes) < 0:
+            reader.fault(name, "numbers that are not negative; 0 is no limit")
+        for index, size in enumerate((*sizes, 0.0)[: layers + 1]):
+            limits[index][part] = SwigluLimit(size, of_silu=True) if size else None
+    return limits
+
+
 def _is_lightning(config: Mapping[str, Any]) -> bool:
     """Recognise Ling 2.5 by a class of the checkpoint; the `model_type` is the same."""
     return any(str(name).startswith(LIGHTNING_STEM) for _, name in named_classes(config))
@@ -150,6 +165,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader.choice("rotary_dim", [shared], shared)
     for moe in {forward for forward in feed_forward if isinstance(forward, MoeConfig)}:
         reader.choice("moe_shared_expert_intermediate_size", [moe.shared_width], moe.shared_width)
+    limits = _read_limits(reader, layers)
+    for index, forward in enumerate(feed_forward):
+        if isinstance(forward, MoeConfig):
+            feed_forward[index] = replace(forward, **limits[index])
+        elif any(limits[index].values()):
+            reader.fault(" and ".join(LIMITS.values()), f"0 for layer {index}, which has no experts")
     reader.choice("hidden_act", ["silu"], "silu")
     reader.fixed(IMPLEMENTED)
     reader.ignore(("head_dim", "short_conv_kernel_size", "pretraining_tp", *UNUSED))
@@ -173,6 +194,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("bailing_hybrid", fields)
     reader.choice(next((name for name in MTP_COUNTS if name in reader), MTP_COUNTS[0]), [1], 1)
     reader.choice("mtp_use_kda", [False], False)
+    limits = _read_limits(reader, config.num_layers)
     branches = [branch for layer in config.layers for branch in layer]
     attention = next((branch for branch in branches if isinstance(branch, LatentAttentionConfig)), None)
     experts = next((branch for branch in branches if isinstance(branch, MoeConfig)), None)
@@ -180,7 +202,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
         reader.fault("num_hidden_layers", "layers of latent attention and of experts, the kinds of the head's layer")
     reader.close()
     assert attention is not None and experts is not None
-    return replace(config, head=(attention, experts))
+    return replace(config, head=(attention, replace(experts, **limits[-1])))
 
 
 def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, position: float) -> list[Weight]:
@@ -197,7 +219,7 @@ def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str)
     if isinstance(c, LatentAttentionConfig):
         return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
     if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS)
+        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS, float32_conv=True)
     if isinstance(c, MoeConfig):
         return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias", float32_router=True)
     assert isinstance(c, MlpConfig)

@@ -18,6 +18,7 @@ from models.families.family import Family
 from models.families.linear_attention.kimi import latent_attention_weights, read_feed_forward, read_latent_attention
 from models.families.qwen import gated_delta_net_weights, read_delta_net
 from models.families.qwen3_next import fused_projections
+from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.norms import GATE_WIDTH, NormConfig
@@ -107,8 +108,11 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     norm = NormConfig(eps, 1.0, reader.number("layernorm_gating_weight", 2.0))
     mixers = {"full_attention": _read_attention(reader, norm), "linear_attention": _read_delta_net(reader, eps)}
     # 0 stands for no bound.
-    limit = None if reader.get("swiglu_limit") in (None, 0) else reader.number("swiglu_limit")
-    feed_forward = [replace(each, limit=limit) for each in read_feed_forward(reader, layers, 3, (1, 1), 2.5)]
+    limit = None if reader.get("swiglu_limit") in (None, 0) else SwigluLimit(reader.number("swiglu_limit"))
+    feed_forward = [
+        replace(each, limit=limit) if isinstance(each, MlpConfig) else replace(each, limit=limit, shared_limit=limit)
+        for each in read_feed_forward(reader, layers, 3, (1, 1), 2.5)
+    ]
     blocks = paired(_read_types(reader, layers), mixers, feed_forward)
     reader.fixed(IMPLEMENTED)
     reader.ignore(UNUSED)

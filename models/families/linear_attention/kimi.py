@@ -91,11 +91,13 @@ def delta_attention_weights(
     a_log: tuple[int, ...],
     outputs: Sequence[str],
     rate: str = "A_log",
+    float32_conv: bool = False,
 ) -> list[Weight]:
     """List the parameters of a KDA layer at `path`, with joined q, k and v.
 
     Args:
         a_log: shape of the tensor `rate` of decay rates.
+        float32_conv: keep the convolution in float32, as transformers in Ling.
     """
     weights = [
         Weight(
@@ -107,6 +109,7 @@ def delta_attention_weights(
             (*path, "conv1d"),
             (c.channels, 1, c.kernel),
             (joined({f"{name}.{part}_conv1d.weight": (c.width, 1, c.kernel) for part in "qkv"}),),
+            float32=float32_conv,
         ),
         Weight(
             (*path, "A_log"),

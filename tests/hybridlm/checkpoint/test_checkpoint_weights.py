@@ -23,6 +23,7 @@ from hybridlm.checkpoint import (
 )
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.safetensors import ArrayFile
+from hybridlm.checkpoint.shards import dotted
 from models import Family, Weight, WeightSource
 from models.weights.sources import rows, stacked
 
@@ -273,15 +274,20 @@ def test_scalars(tmp_path: Path) -> None:
     assert load_parameters(OpenModel(checkpoint, family, NO_CONFIG), "bfloat16").arrays[("s",)] == 2.5
 
 
-@pytest.mark.parametrize("name", ["nemotron_latent", "kimi_base", "ling_base"])
-def test_routers_stay_in_float32_as_in_transformers(name: str, tmp_path: Path) -> None:
+@pytest.mark.parametrize(
+    ("name", "end", "path"),
+    [(name, "gate.weight", "router.weight") for name in ("nemotron_latent", "kimi_base", "ling_base")]
+    + [("ling_base", "conv1d.weight", "conv1d")],
+)
+def test_matrices_stay_in_float32_as_in_transformers(name: str, end: str, path: str, tmp_path: Path) -> None:
     tensors = load_file(GOLDEN / name / "model.safetensors")
-    stored = [file for file in tensors if file.endswith("gate.weight")]
+    stored = [file for file in tensors if file.endswith(end)]
     for file in stored:
         tensors[file] = np.float32(tensors[file]) * np.float32(1 + 2**-12)
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(GOLDEN / name / "config.json", tmp_path)
     arrays = load_parameters(open_model(tmp_path), "bfloat16").arrays
-    routers = [np.asarray(array) for path, array in arrays.items() if path[-2:] == ("router", "weight")]
-    assert len(routers) == len(stored) and all(router.dtype == np.float32 for router in routers)
-    assert {router.tobytes() for router in routers} == {tensors[file].tobytes() for file in stored}
+    matrices = [np.asarray(array) for key, array in arrays.items() if dotted(key).endswith(path)]
+    assert stored and all(matrix.dtype == np.float32 for matrix in matrices)
+    numbers = [np.concatenate([np.ravel(array) for array in arrays]) for arrays in (matrices, map(tensors.get, stored))]
+    assert np.array_equal(np.sort(numbers[0]), np.sort(numbers[1]))

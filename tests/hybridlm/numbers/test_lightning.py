@@ -1,4 +1,4 @@
-"""Ling 2.5 with lightning attention against a float64 forward of its equations."""
+"""Ling 2.5 with lightning attention and limits of SwiGLU against a float64 forward of its equations."""
 
 from pathlib import Path
 
@@ -18,7 +18,11 @@ NEW = 12
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_random_checkpoint("ling_lightning", tmp_path_factory.mktemp("ling"))
+    limits = {
+        "expert_swiglu_limit_list": [0, 0.3, 0, 0.3, 0.2, 0],
+        "share_expert_swiglu_limit_list": [0, 0, 0.2, 0.3, 0, 0],
+    }
+    return write_random_checkpoint("ling_lightning", tmp_path_factory.mktemp("ling"), **limits)
 
 
 @pytest.fixture(scope="module")

@@ -8,6 +8,7 @@ from published import LING
 
 from models import DecoderConfig, family_of
 from models.config.reader import ConfigError
+from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
@@ -29,6 +30,25 @@ def test_published_model() -> None:
     assert [type(forward) for _, forward in config.layers] == [MlpConfig] * 2 + [MoeConfig] * 40
     moe = config.layers[2][1]
     assert isinstance(moe, MoeConfig) and (moe.router.groups, moe.router.groups_kept) == (8, 4)
+
+
+def test_limits_of_experts() -> None:
+    """The last layers have limits, and the head has the one after these; transformers reads none."""
+    routed, shared = [0] * 35 + [4.0] * 7, [0] * 34 + [5.0] * 6 + [7.0] * 2
+    moes = [forward for _, forward in read(LING).layers if isinstance(forward, MoeConfig)]
+    for name, sizes in (("limit", routed), ("shared_limit", shared)):
+        expected = [SwigluLimit(size, of_silu=True) if size else None for size in sizes[2:]]
+        assert [getattr(moe, name) for moe in moes] == expected
+    prediction = family_of(LING).with_head
+    assert prediction is not None
+    lists = {"expert_swiglu_limit_list": [*routed, 3.0], "share_expert_swiglu_limit_list": shared}
+    for fields, limit in ((LING, None), (LING | lists, SwigluLimit(3.0, of_silu=True))):
+        head = prediction.read_config(fields).head
+        assert head is not None and isinstance(head[1], MoeConfig)
+        assert (head[1].limit, head[1].shared_limit) == (limit, None)
+    assert read(LING | lists) == read(LING)
+    unbounded = read(LING | dict.fromkeys(lists)).layers
+    assert {(moe.limit, moe.shared_limit) for _, moe in unbounded[2:] if isinstance(moe, MoeConfig)} == {(None, None)}
 
 
 def test_as_transformers_saves_it() -> None:
@@ -101,6 +121,10 @@ def test_unbounded_decay() -> None:
     ({"moe_shared_expert_intermediate_size": 1536}, "moe_shared_expert_intermediate_size: expected one of 768"),
     ({"num_hidden_layers": 44}, "layer_group_size: expected a divisor of num_hidden_layers (44)"),
     ({"topk_group": 9}, "topk_group: expected at most the 8 groups"),
+    ({"expert_swiglu_limit_list": [4.0]}, "expert_swiglu_limit_list: expected a list of 42 numbers"),
+    ({"share_expert_swiglu_limit_list": [0.0] * 44}, "share_expert_swiglu_limit_list: expected a list of 43 numbers"),
+    ({"expert_swiglu_limit_list": [-4.0] * 42}, "expert_swiglu_limit_list: expected numbers that are not negative"),
+    ({"expert_swiglu_limit_list": [4.0] * 42}, "expected 0 for layer 1, which has no experts"),
     ({"mlp_layer_types": ["dense"]}, "mlp_layer_types: expected a list of 42 items"),
 ])  # fmt: skip
 def test_what_is_not_implemented_is_refused(change: dict[str, Any], message: str) -> None:

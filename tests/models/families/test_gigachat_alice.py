@@ -11,6 +11,7 @@ from tiny_variants import variant
 from models import DecoderConfig, family_of
 from models.config.reader import ConfigError
 from models.decoder.decoder import BlockResidual, PostNorm
+from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.norms import NormConfig
@@ -61,9 +62,10 @@ def test_published_gigachat() -> None:
     delta_net = GatedDeltaNetConfig(32, 64, 128, 128, 4, 1e-6, gate="sigmoid", gate_factor=2.0, norm_offset=1.0)
     assert [mixer == attention for mixer in mixers] == [False, False, False, True] * 10
     assert {mixer for mixer in mixers} == {attention, delta_net}
-    assert forwards[:3] == (MlpConfig(18432, limit=10.0),) * 3
+    assert forwards[:3] == (MlpConfig(18432, limit=SwigluLimit(10.0)),) * 3
     (moe,) = set(forwards[3:])
-    assert isinstance(moe, MoeConfig) and (moe.width, moe.shared_width, moe.limit) == (2048, 2048, 10.0)
+    assert isinstance(moe, MoeConfig) and (moe.width, moe.shared_width) == (2048, 2048)
+    assert moe.limit == moe.shared_limit == SwigluLimit(10.0)
     router = moe.router
     assert (router.experts, router.per_token, router.scores, router.bias, router.scale) == (
         256, 8, "sigmoid", True, 2.5,

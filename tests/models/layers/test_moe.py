@@ -9,6 +9,7 @@ import pytest
 from filled import filled, random_values
 from flax import nnx
 
+from models.layers.activations import SwigluLimit
 from models.layers.mlp import Activation
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -25,19 +26,22 @@ CASES = {
     "relu squared": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2"),
     "latent": MoeConfig(ROUTER, 6, shared_width=7, activation="relu2", latent=4),
     "latent with gates": MoeConfig(ROUTER, 6, latent=4),
-    "bounded": MoeConfig(ROUTER, 6, shared_width=7, limit=0.3),
+    "bounded gates": MoeConfig(ROUTER, 6, shared_width=7, limit=SwigluLimit(0.3), shared_limit=SwigluLimit(0.3)),
+    "bounded SiLU": MoeConfig(ROUTER, 6, shared_width=7, limit=SwigluLimit(0.2, of_silu=True)),
+    "bounded shared": MoeConfig(ROUTER, 6, shared_width=7, shared_limit=SwigluLimit(0.1, of_silu=True)),
 }
 
 
 def feed_forward(
-    x: np.ndarray, gate: np.ndarray | None, up: np.ndarray, down: np.ndarray, limit: float | None = None
+    x: np.ndarray, gate: np.ndarray | None, up: np.ndarray, down: np.ndarray, limit: SwigluLimit | None
 ) -> np.ndarray:
     inner = up @ x
     if gate is None:
         return down @ np.maximum(inner, 0) ** 2
-    gates, bound = gate @ x, np.inf if limit is None else limit
-    gates, inner = np.minimum(gates, bound), np.clip(inner, -bound, bound)
-    return down @ (gates / (1 + np.exp(-gates)) * inner)
+    bound, of_silu = (np.inf, False) if limit is None else limit
+    gates = gate @ x if of_silu else np.minimum(gate @ x, bound)
+    factors = gates / (1 + np.exp(-gates))
+    return down @ ((np.minimum(factors, bound) if of_silu else factors) * np.clip(inner, -bound, bound))
 
 
 def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -> np.ndarray:
@@ -58,7 +62,7 @@ def expected(config: MoeConfig, weights: dict[str, np.ndarray], x: np.ndarray) -
     if config.shared_width:
         gate, up, down = (w.get(f"shared_expert.{part}_proj") for part in ("gate", "up", "down"))
         assert up is not None and down is not None
-        shared = feed_forward(x, gate, up, down, config.limit)
+        shared = feed_forward(x, gate, up, down, config.shared_limit)
         out = out + (shared / (1 + np.exp(-w["shared_expert_gate"] @ x)) if config.shared_gate else shared)
     return out
 

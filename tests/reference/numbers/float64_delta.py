@@ -127,9 +127,18 @@ def lightning_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, An
     return (normed * sigmoid(x @ weights["g_proj.weight"].T)) @ weights["dense.weight"].T
 
 
-def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
+def bounded(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, limit: float) -> np.ndarray:
+    """SwiGLU of the training code: bounds of the gate's SiLU and of the other factor; 0 is no bound."""
+    bound = limit or np.inf
+    return (np.minimum(silu(x @ gate.T), bound) * np.clip(x @ up.T, -bound, bound)) @ down.T
+
+
+def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], layer: int) -> np.ndarray:
     """Sigmoid-routed experts and the shared layer on x [T, H], token by token."""
-    out = swiglu(x, *(weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down")))
+    lists = (config.get(f"{name}_swiglu_limit_list") or {layer: 0.0} for name in ("expert", "share_expert"))
+    limit, shared_limit = (sizes[layer] for sizes in lists)
+    shared = (weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    out = bounded(x, *shared, limit=shared_limit)
     scores = sigmoid(x @ weights["gate.weight"].T)
     saved, published = config["topk_group"], "n_group" in config
     groups = config["n_group" if published else "num_expert_group"]
@@ -145,7 +154,7 @@ def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.nda
                 gate, up, down = *np.split(weights["experts.gate_up_proj"][e], 2), weights["experts.down_proj"][e]
             else:
                 gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
-            out[t] += config["routed_scaling_factor"] * scores[t, e] / total * swiglu(x[t], gate, up, down)
+            out[t] += config["routed_scaling_factor"] * scores[t, e] / total * bounded(x[t], gate, up, down, limit)
     return out
 
 
@@ -197,7 +206,7 @@ class Float64DeltaModel(Float64Checkpoint):
     def _forward(self, x: np.ndarray, layer: str) -> np.ndarray:
         mlp = self.below(f"{layer}.mlp")
         if "gate.weight" in mlp:
-            return routed(x, mlp, self.config)
+            return routed(x, mlp, self.config, int(layer.rpartition(".")[2]))
         return swiglu(x, *(mlp[f"{part}_proj.weight"] for part in ("gate", "up", "down")))
 
     def _ling_layer(self, layer: str, x: np.ndarray) -> np.ndarray:

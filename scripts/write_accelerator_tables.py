@@ -9,7 +9,6 @@ times the difference to 4 layers. The exit status is 1 if a step has a finding.
 
 import argparse
 import json
-import os
 import re
 import sys
 import tempfile
@@ -19,10 +18,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
+from table_pages import ROOT, import_references, parts_of
+
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
 
-ROOT = Path(__file__).resolve().parents[1]
 LARGE_MODEL, ONE_GPU = "Qwen3.5-35B-A3B", "nvidia-h200"
 CHUNK, PROMPTS = 256, 8
 MODES = ("off", "auto")
@@ -141,7 +141,7 @@ def figures_of(
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
     from hybridlm.programs import programs
-    from hybridlm.target_report.step_report import floor_of, step_report
+    from hybridlm.target_report.step_report import step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(job.target)
@@ -158,10 +158,9 @@ def figures_of(
         if machine.platform == "gpu":
             waits = sum(kind in ASKING_THE_HOST for kind in thunks_outside_graphs(Path(folder)))
             del programs.OPTIONS["gpu"]["xla_dump_to"]
-    floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, job.context)
-    report = step_report(shape, step, floor, machine, job.context, engine.example_arguments(shape))
-    assert floor is not None
-    figures = Figures(report.kernels, report.repeated, waits, report.scratch, report.moved, floor.moved)
+    report = step_report(engine, shape, step, job.context)
+    assert report.floor_moved is not None
+    figures = Figures(report.kernels, report.repeated, waits, report.scratch, report.moved, report.floor_moved)
     return figures, (step.kernels.kernels, report.turns), report.faults
 
 
@@ -176,20 +175,10 @@ def _summed(
     return sums
 
 
-def section(page: str, table: str) -> tuple[int, int]:
-    """Return the place of a table in the page, between its comments.
-
-    Raises:
-        ValueError: no such comments.
-    """
-    first, last = f"<!-- table {table} -->\n", f"<!-- end of {table} -->"
-    return page.index(first) + len(first), page.index(last)
-
-
 def rows_in(page: str, table: str) -> list[list[str]]:
     """Return the rows of a table, without its head."""
-    start, end = section(page, table)
-    lines = [line for line in page[start:end].splitlines() if line.startswith("| ")][1:]
+    _, text, _ = parts_of(page, table)
+    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
     return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
 
 
@@ -201,13 +190,12 @@ def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
     listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
     head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
     text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])
-    start, end = section(page, table)
-    return page[:start] + text + page[end:]
+    before, _, after = parts_of(page, table)
+    return before + text + after
 
 
 def main() -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
+    import_references()
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 

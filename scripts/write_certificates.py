@@ -9,12 +9,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from table_pages import import_references
 
 
 def main() -> None:
     """Compile every step and write the table; a refusal or copied pool raises."""
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
+    import_references()
     from certificate_table import NAMES, certified, table
 
     with ProcessPoolExecutor(os.cpu_count(), get_context("spawn")) as processes:

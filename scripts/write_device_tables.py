@@ -10,12 +10,12 @@ from concurrent.futures import ProcessPoolExecutor
 from multiprocessing import get_context
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from table_pages import import_references
 
 
 def main() -> None:
     """Write the tables, or compile; raise for a refused step, or exchanges unlike the formulas."""
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
+    import_references()
     # Exchanges do not depend on the optimization level.
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=16 --xla_backend_optimization_level=0"
     from device_table import compiled, compiled_on, config_of, page, rows_of

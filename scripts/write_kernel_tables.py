@@ -7,7 +7,6 @@ Needs the extra target-cuda, and half an hour on two cores. The exit status is 1
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import warnings
@@ -17,10 +16,11 @@ from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from table_pages import ROOT, import_references
+
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
 
-ROOT = Path(__file__).resolve().parents[1]
 LANES, CONTEXT, CHUNK = 64, 4096, 256
 LARGE_MODEL = "Qwen3.5-35B-A3B"
 MODELS = {
@@ -94,7 +94,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.target_report.step_report import floor_of, step_report
+    from hybridlm.target_report.step_report import step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(target)
@@ -106,10 +106,10 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
         if model == next(iter(MODELS)):
             shapes.append(engine.shape("generate", engine.prefill_lanes, CHUNK))
         for shape in shapes:
-            floor = floor_of(engine.row_arrays.model, shape, engine.placement, engine.row_arrays.dtype, CONTEXT)
             step = engine.program(shape)
-            report = step_report(shape, step, floor, machine, CONTEXT, engine.example_arguments(shape))
-            assert floor is not None and report.certificate is not None
+            report = step_report(engine, shape, step, CONTEXT)
+            floor_bytes = report.floor_moved
+            assert floor_bytes is not None and report.certificate is not None
             moved = [
                 (kernel, kernel.moved * (report.turns if kernel.by_data else 1))
                 for kernel in step.kernels.kernels
@@ -117,7 +117,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
             ]
 
             def share(
-                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, floor_bytes: int = floor.moved
+                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, floor_bytes: int = floor_bytes
             ) -> float:
                 return sum(count for kernel, count in moved if chosen(kernel)) / floor_bytes
 
@@ -130,7 +130,7 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
                 )
                 yield f"| {model} | {shape} | {kernels} | {' | '.join(cells)} |"
             yield Row(
-                model, target, str(shape), kernels, report.moved, report.moved / floor.moved,
+                model, target, str(shape), kernels, report.moved, report.moved / floor_bytes,
                 share(lambda kernel: bool(kernel.pools)), share(lambda kernel: "/sample/" in kernel.op_name),
                 share(_recurrent),
                 report.flops, report.certificate.seconds.compile, report.faults,
@@ -177,8 +177,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
 
 
 def main() -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
+    import_references()
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 

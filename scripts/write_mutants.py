@@ -7,13 +7,12 @@ import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
-REFERENCE = ROOT / "tests" / "reference"
+from table_pages import import_references
 
 
 def pages() -> dict[str, str]:
     """Run all mutants of steps; raise for an undetected mutant."""
-    sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/"))]
+    import_references()
     from engine_mutants.table import table as engine_table
     from mutants.catalogue import MUTANTS
     from mutants.verdict import kill, table
@@ -25,7 +24,6 @@ def pages() -> dict[str, str]:
 if __name__ == "__main__":
     # Mutants of steps over meshes need devices; how fast a step runs does not matter.
     flags = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = f"{os.environ.get('XLA_FLAGS', '')} {flags}"
     for name, text in pages().items():
         Path(sys.argv[1], name).write_text(text)

@@ -8,7 +8,6 @@ if a step has a finding.
 
 import argparse
 import json
-import os
 import sys
 import tempfile
 import warnings
@@ -16,9 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from table_pages import ROOT, import_references, replace_lines
+
 PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
-BEGIN, END = "<!-- steps -->\n", "<!-- end of steps -->\n"
 TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
 CUT = {"num_hidden_layers": 2, "full_attention_interval": 2, "vocab_size": 32768}
 """Fields for one recurrent layer and one attention layer."""
@@ -26,8 +25,7 @@ EXPERTS = {"hidden_size": 1024, "num_experts": 64, "moe_intermediate_size": 512}
 STEPS = ((1, 1), (64, 1), (8, CHUNK))
 """Lanes and tokens."""
 HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | auto | x floor: off | auto |
-|---|---|---|---:|---:|---:|---:|---:|
-"""
+|---|---|---|---:|---:|---:|---:|---:|"""
 
 
 def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
@@ -35,7 +33,7 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
     from hybridlm.checkpoint.quantise import Recipe
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.target_report.step_report import floor_of, step_report
+    from hybridlm.target_report.step_report import step_report
     from hybridlm.target_report.target_report import target_engine
 
     machine = read_target(TARGET)
@@ -50,23 +48,18 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
                     recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
                 )
                 shape = engine.shape("generate", lanes, tokens)
-                structure, rows = engine.row_arrays.model, engine.row_arrays.dtype
-                floor = floor_of(structure, shape, engine.placement, rows, CONTEXT)
-                report = step_report(
-                    shape, engine.program(shape), floor, machine, CONTEXT, engine.example_arguments(shape)
-                )
-                assert floor is not None
-                floor_bytes, faults = floor.moved, (*faults, *report.faults)
+                report = step_report(engine, shape, engine.program(shape), CONTEXT)
+                assert report.floor_moved is not None
+                floor_bytes, faults = report.floor_moved, (*faults, *report.faults)
                 scratch.append(f"{report.scratch / 1e6:.1f}")
                 over.append(f"{report.moved / floor_bytes:.2f}")
             name = scheme if scheme == "bfloat16" else f"`{scheme}`"
             cells = (model, name, f"{lanes} x {tokens}", f"{floor_bytes / 1e6:.0f}", *scratch, *over)
-            yield f"| {' | '.join(cells)} |\n", faults
+            yield f"| {' | '.join(cells)} |", faults
 
 
 def main() -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests/reference").glob("*/")), str(ROOT / "scripts/benchmarks")]
+    import_references()
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 
@@ -86,12 +79,10 @@ def main() -> int:
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(fields), encoding="utf-8")
             for line, faults in lines(model, options.schemes, file):
-                print(line, *faults, end="", flush=True)
+                print(line, *faults, flush=True)
                 table.append(line)
                 findings.extend(faults)
-    head, _, rest = PAGE.read_text(encoding="utf-8").partition(BEGIN)
-    _, _, tail = rest.partition(END)
-    PAGE.write_text(f"{head}{BEGIN}{HEAD}{''.join(table)}{END}{tail}", encoding="utf-8")
+    replace_lines(PAGE, "steps", [*HEAD.splitlines(), *table])
     return 1 if findings else 0
 
 

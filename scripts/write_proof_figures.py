@@ -12,21 +12,11 @@ import re
 import sys
 import tomllib
 from collections import Counter
-from collections.abc import Iterable
-from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parents[1]
+from table_pages import REFERENCE, ROOT, import_references, replace_lines
+
 PAGE, TABLES = ROOT / "docs/isolation/how-the-proof-works.md", ROOT / "docs/tables/proof-tables.md"
-REFERENCE = ROOT / "tests/reference"
-
-
-def replaced(page: Path, mark: str, lines: Iterable[str]) -> None:
-    """Replace the lines between two marks of a page."""
-    first, last = f"<!-- {mark} -->\n", f"<!-- end of {mark} -->"
-    head, rest = page.read_text().split(first)
-    _, tail = rest.split(last)
-    page.write_text(f"{head}{first}" + "".join(f"{line}\n" for line in lines) + f"{last}{tail}")
 
 
 def trusted_base() -> list[str]:
@@ -143,23 +133,19 @@ def main() -> int:
     parser.add_argument("--base-only", action="store_true", help="write the trusted base alone")
     parser.add_argument("--functions-only", action="store_true", help="write the base and the public functions")
     options = parser.parse_args()
-    replaced(TABLES, "trusted base", trusted_base())
+    replace_lines(TABLES, "trusted base", trusted_base())
     if options.base_only:
         return 0
-    replaced(TABLES, "public functions", public_functions())
+    replace_lines(TABLES, "public functions", public_functions())
     if options.functions_only:
         return 0
     lines, leaked = figures(options.part, options.programs)
-    replaced(PAGE, "figures", lines)
+    replace_lines(PAGE, "figures", lines)
     return int(leaked)
 
 
 if __name__ == "__main__":
-    os.environ["JAX_PLATFORMS"] = "cpu"
     os.environ["XLA_FLAGS"] = "--xla_force_host_platform_device_count=8 --xla_backend_optimization_level=0"
-    sys.path[:0] = [
-        str(ROOT),
-        *map(str, REFERENCE.glob("*/")),
-        *(str(ROOT / "tests/ir_passes" / folder) for folder in ("proof", "kernels")),
-    ]
+    import_references()
+    sys.path[:0] = [str(ROOT / "tests/ir_passes" / folder) for folder in ("proof", "kernels")]
     sys.exit(main())

@@ -7,16 +7,14 @@ the same sources have compiled without a fault are skipped. The exit status is 1
 """
 
 import argparse
-import os
 import sys
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parents[1]
+from table_pages import ROOT, import_references
 
 
 def main() -> int:
-    os.environ.setdefault("JAX_PLATFORMS", "cpu")
-    sys.path[:0] = [str(ROOT), *map(str, (ROOT / "tests" / "reference").glob("*/"))]
+    import_references()
     from certificate_table import NAMES
     from rich.progress import track
     from target_table import (

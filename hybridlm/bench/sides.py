@@ -5,9 +5,28 @@ import statistics
 import sys
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from enum import StrEnum
 from typing import IO, Any
 
 import numpy as np
+
+
+class Mode(StrEnum):
+    """Flag of a benchmark: decode steps without a flag, a first token, or a mixed batch."""
+
+    STEPS = ""
+    START = "--start"
+    MIXED = "--mixed"
+
+
+class Against(StrEnum):
+    """Another engine on the same checkpoint."""
+
+    TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
+    TRANSFORMERS_FLOAT32 = "transformers-float32"
+    LLAMA_CPP = "llama.cpp"
+    LLAMA_SERVER = "llama-server"
+    VLLM = "vllm"
 
 
 class SideFailed(RuntimeError):

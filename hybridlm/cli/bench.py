@@ -2,10 +2,9 @@
 
 import statistics
 from dataclasses import asdict, dataclass, field
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, Any, get_args, get_type_hints
 
 import jax
 import typer
@@ -17,7 +16,7 @@ from hybridlm.bench.limits import measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Measured, in_turns
+from hybridlm.bench.sides import Against, Measured, Mode, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
@@ -32,48 +31,18 @@ DEFAULT_CONTEXT = 512
 DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 
-class Against(StrEnum):
-    """Another engine on the same checkpoint."""
-
-    TRANSFORMERS_BFLOAT16 = "transformers-bfloat16"
-    TRANSFORMERS_FLOAT32 = "transformers-float32"
-    LLAMA_CPP = "llama.cpp"
-    LLAMA_SERVER = "llama-server"
-    VLLM = "vllm"
-
-
-MODES = ("--start", "--mixed")
-UNUSED = {
-    "--start": (
-        "--tokens", "--prefill", "--plot", "--profile", "--against", "--llama-bench", "--gguf", "--beside", "--mixed",
-        "--requests", "--sampled", "--llama-server", "--vllm-python",
-    ),
-    "--mixed": ("--tokens", "--prompt", "--prefill", "--plot", "--profile", "--llama-bench", "--start"),
-    "": ("--requests", "--sampled", "--llama-server", "--vllm-python"),
-}  # fmt: skip
-"""Mode, or none -> options without effect."""
-USERS = {
-    "--llama-bench": {Against.LLAMA_CPP},
-    "--gguf": {Against.LLAMA_CPP, Against.LLAMA_SERVER},
-    "--llama-server": {Against.LLAMA_SERVER},
-    "--vllm-python": {Against.VLLM},
-}
-"""Option -> engines that need it."""
-FLAGS = {"plot_to": "--plot", "json_to": "--json", "copies": "--beside"}
-
-
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Sizes, figures and files of a benchmark."""
+    """Sizes, figures and files of a benchmark; an option without a mode has an effect in all."""
 
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
     )
-    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round.")] = 24
+    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round."), Mode.STEPS] = 24
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt.")] = 32
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt."), Mode.STEPS, Mode.START] = 32
     prefill: Annotated[
-        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither.")
+        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither."), Mode.STEPS
     ] = 0
     context: Annotated[
         int | None,
@@ -83,33 +52,42 @@ class Work:
             show_default="512, 2048 with --mixed, or with --start as for generate",
         ),
     ] = None
-    plot_to: Annotated[Path | None, typer.Option("--plot", help="Write a plot (SVG).")] = None
+    plot: Annotated[Path | None, typer.Option(help="Write a plot (SVG)."), Mode.STEPS] = None
     profile: Annotated[
-        bool, typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill.")
+        bool,
+        typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
+        Mode.STEPS,
     ] = False
     start: Annotated[
         bool,
         typer.Option(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
+        Mode.START,
     ] = False
-    json_to: Annotated[Path | None, typer.Option("--json", help="Write all figures.")] = None
+    json: Annotated[Path | None, typer.Option(help="Write all figures.")] = None
 
 
 @dataclass(frozen=True, kw_only=True)
 class Engines:
-    """Other engines and checkpoints."""
+    """Other engines and checkpoints; some options are for certain engines."""
 
-    against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated.")] = None
-    llama_bench: Annotated[Path | None, typer.Option(help="llama.cpp's llama-batched-bench.")] = None
+    against: Annotated[
+        list[Against] | None, typer.Option(help="Another engine; may be repeated."), Mode.STEPS, Mode.MIXED
+    ] = None
+    llama_bench: Annotated[
+        Path | None, typer.Option(help="llama.cpp's llama-batched-bench."), Mode.STEPS, Against.LLAMA_CPP
+    ] = None
     gguf: Annotated[
         list[Path] | None,
         typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
-    ] = None
-    copies: Annotated[
+        Mode.STEPS, Mode.MIXED, Against.LLAMA_CPP, Against.LLAMA_SERVER,
+    ] = None  # fmt: skip
+    beside: Annotated[
         list[str] | None,
-        typer.Option("--beside", help="Another checkpoint for this library, as a quantised copy; may be repeated."),
-    ] = None
+        typer.Option(help="Another checkpoint for this library, as a quantised copy; may be repeated."),
+        Mode.STEPS, Mode.MIXED,
+    ] = None  # fmt: skip
 
     def check(self) -> None:
         """Raise ValueError or MissingExtra unless every engine has its programs."""
@@ -123,7 +101,7 @@ class Engines:
 
     def own_sides(self, model: str) -> dict[str, str]:
         """Return the checkpoints of this library's sides by name, the model first."""
-        paths = self.copies or []
+        paths = self.beside or []
         sides = {EngineSide.name: model} | {f"{EngineSide.name} {Path(path).name}": path for path in paths}
         if len(sides) <= len(paths):
             raise ValueError(f"--beside: expected folders of different names, got {', '.join(paths)}")
@@ -142,24 +120,33 @@ class Engines:
 
 def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions) -> None:
     """Raise ValueError or OSError for unusable files and options."""
-    for file in (work.json_to, work.plot_to):
+    for file in (work.json, work.plot):
         if file is not None:
             replaceable(file)
-    chosen = {
-        FLAGS.get(name, f"--{name.replace('_', '-')}")
-        for group in (work, engines, mixed)
-        for name, value in vars(group).items()
-        if value != getattr(type(group)(), name) and value != []
-    }
-    mode = next((mode for mode in MODES if mode in chosen), "")
-    if unused := sorted(chosen & set(UNUSED[mode])):
+    chosen = _chosen_options(work, engines, mixed)
+    mode = next((mode for mode in (Mode.START, Mode.MIXED) if mode in chosen), Mode.STEPS)
+    unused = [flag for flag, marks in chosen.items() if mode not in marks and not set(Mode).isdisjoint(marks)]
+    if unused:
         reason = f"not measured with {mode}; run a command without {mode}" if mode else "only with --mixed"
-        raise ValueError(f"{', '.join(unused)}: {reason}")
-    for flag, users in USERS.items():
-        if flag in chosen and not users & set(engines.against or ()):
+        raise ValueError(f"{', '.join(sorted(unused))}: {reason}")
+    for flag, marks in chosen.items():
+        users = set(Against) & set(marks)
+        if users and users.isdisjoint(engines.against or ()):
             raise ValueError(f"{flag}: expected --against {' or '.join(sorted(users))} with it")
     if mode and "--lanes" in chosen and len(work.lanes) > 1:
         raise ValueError(f"--lanes: expected one number with {mode}, got {', '.join(map(str, work.lanes))}")
+
+
+def _chosen_options(*groups: Any) -> dict[str, tuple[Mode | Against, ...]]:
+    """Return the modes and engines of each option that differs from its default, by flag."""
+    chosen: dict[str, tuple[Mode | Against, ...]] = {}
+    for group in groups:
+        for name, hint in get_type_hints(type(group), include_extras=True).items():
+            _, _, *marks = get_args(hint)
+            value = getattr(group, name)
+            if value != getattr(type(group)(), name) and value != []:
+                chosen[f"--{name.replace('_', '-')}"] = tuple(marks)
+    return chosen
 
 
 @loads("dtype", "chunk", "kernels", "adapter")
@@ -179,11 +166,11 @@ def bench(loading: Loading, model: Model, work: Work, engines: Engines, mixed: b
     if work.start:
         count = EngineConfig.lanes if work.lanes == DEFAULT_LANES else max(work.lanes)
         options = {"lanes": count, "context": work.context, **loading.settings}
-        bench_start.bench_start(model, work.prompt, work.rounds, work.json_to, options)
+        bench_start.bench_start(model, work.prompt, work.rounds, work.json, options)
     elif mixed.mixed:
-        peers = mixed.peers({engine.value for engine in engines.against or []}, engines.gguf or [])
+        peers = mixed.peers(set(engines.against or ()), engines.gguf or [])
         own_sides, lanes = engines.own_sides(model), max(work.lanes)
-        bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, work.json_to)
+        bench_mixed.bench_mixed(loading, own_sides, mixed, lanes, work.context, work.rounds, peers, work.json)
     else:
         _bench_steps(loading, model, work, engines)
 
@@ -220,8 +207,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
         timings = in_turns(runs, work.rounds, left_out)
         shape, floors = lm.engine.shape("generate", number, 1, number), dict[str, float]()
         for name, each in models.items():
-            placement, dtype = each.engine.placement, each.engine.row_arrays.dtype
-            floor_of_step = floor_of(each.model, shape, placement, dtype, work.prompt + work.tokens)
+            floor_of_step = floor_of(each.engine, shape, work.prompt + work.tokens)
             assert floor_of_step is not None
             floors[name] = limits.floor_seconds(floor_of_step)
         floor = floors[EngineSide.name]
@@ -234,16 +220,16 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
             measured += _measure_texts(console, sides, number, work, left_out)
         if work.profile:
             _print_profiles(console, own_sides[0], work)
-        if work.json_to is not None:
+        if work.json is not None:
             machine = {"device": jax.devices()[0].device_kind, "jax": jax.__version__, "limits": asdict(limits)}
             figures = {"model": model, "machine": machine, "measured": [each.figures() for each in measured]}
-            write_json(work.json_to, figures)
-    if work.plot_to is not None:
+            write_json(work.json, figures)
+    if work.plot is not None:
         decoded = [each for each in measured if each.kind == "decode"]
         names = [timing.name for timing in decoded[0].timings if timing.name not in left_out]
         speeds = {name: [each.speed(name) for each in decoded] for name in names}
         fractions = {name: [each.of_floor(name) for each in decoded] for name in names}
-        with replacing(work.plot_to) as file:
+        with replacing(work.plot) as file:
             file.buffer.write(plot(f"{lm.path.name} on {device}", work.lanes, speeds, fractions).encode())
     if left_out:
         raise typer.Exit(bench_mixed.EXIT_SIDES_FAILED)

@@ -110,8 +110,7 @@ class Decoding:
             pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
         return max(neighbours, key=lambda other: other.order)
 
-    def count_preemption(self, sequence: ActiveSequence | QueuedText) -> None:
-        self._engine.stats["preemptions"] += 1
+    def warn_of_preemption(self, sequence: ActiveSequence | QueuedText) -> None:
         if not self._warned:
             self._warned = True
             warnings.warn(

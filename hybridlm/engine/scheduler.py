@@ -324,13 +324,12 @@ class Scheduler:
         engines = text.reading.engines
         while not (devices := text.reading.devices(text, self.reading)):
             if not self._preempt_idle(engines):
-                return None if _in_use(engines) else 0
+                return None if _with_rows(engines) else 0
         return devices[0]
 
     def _preempt_idle(self, engines: Sequence[Engine]) -> bool:
         """Preempt the last idle sequence or text of others; False without any."""
-        queues = {queue for engine in engines for queue in engine.queues if queue.joined}
-        last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in queues}
+        last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in _with_rows(engines)}
         queues = sorted(last, key=lambda queue: last[queue].order, reverse=True)
         # Threads and clocks of other processes differ.
         index = self._engine.decisions.decide(
@@ -338,9 +337,7 @@ class Scheduler:
         )
         if index is None:
             return False
-        queue = queues[index]
-        queue._preempt(last[queue], queue._engine.pool)
-        self._engine.stats["preemptions"] += 1
+        queues[index]._preempt(last[queues[index]])
         return True
 
     def _sees_idle(self, queue: "Scheduler") -> bool:
@@ -362,7 +359,7 @@ class Scheduler:
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
                 shared = [] if snapshot is None else moves.shareable(snapshot)
-                in_use = _in_use([engine])
+                in_use = bool(_with_rows([engine]))
                 if engine.make_room(positions, shared) or not (in_use or snapshot is not start):
                     slot = pool.acquire(positions, shared=shared)
                     sequence.slot, sequence.stepped = slot, False
@@ -385,15 +382,16 @@ class Scheduler:
             return
         for sequence in self._decoding.short(self.decoding, pool):
             while sequence.slot is not None and not self._decoding.grow(sequence, pool):
-                queue_of = {joined: queue for queue in self._engine.queues for joined in queue.joined}
+                queue_of = {joined: queue for queue in _with_rows([self._engine]) for joined in queue.joined}
                 last = self._decoding.last(sequence, list(queue_of), pool)
-                queue_of[last]._preempt(last, queue_of[last]._engine.pool)
-                self._decoding.count_preemption(last)
+                queue_of[last]._preempt(last)
+                self._decoding.warn_of_preemption(last)
 
-    def _preempt(self, sequence: Queued, pool: RowPool) -> None:
+    def _preempt(self, sequence: Queued) -> None:
         if isinstance(sequence, ActiveSequence):
-            self._cache_state(sequence, pool)
+            self._cache_state(sequence, self._engine.pool)
         self._requeue(sequence)
+        self._engine.stats["preemptions"] += 1
 
     def _requeue(self, sequence: Queued) -> None:
         self._release(sequence)
@@ -562,8 +560,8 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
         queue.close()
 
 
-def _in_use(engines: Sequence[Engine]) -> bool:
-    return any(queue.joined for engine in engines for queue in engine.queues)
+def _with_rows(engines: Sequence[Engine]) -> set[Scheduler]:
+    return {queue for engine in engines for queue in engine.queues if queue.joined}
 
 
 def _give_up(groups: Sequence[list[Any]], engine: Engine) -> None:

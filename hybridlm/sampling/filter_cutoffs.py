@@ -41,7 +41,7 @@ def unsupported(logits: Any) -> str | None:
     return None
 
 
-KERNEL = Kernel("filter_cutoffs_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("filter_cutoffs_kernel", "gpu", unsupported)
 
 
 def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:

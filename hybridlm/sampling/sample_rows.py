@@ -14,7 +14,7 @@ from jaxtyping import Float32, Int32, UInt32
 
 from ir_passes import Lane, rowwise
 from ir_passes.jaxpr import jax_private
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, combinations
 from models.ops.row_product import call_result, instruction_number
 from models.sharding.varying import varying_like
@@ -28,10 +28,10 @@ def unsupported(logits: Any) -> str | None:
         return f"logits of {logits.dtype}: expected float32"
     if not jax_private.setting("jax_threefry_partitionable"):
         return "jax_threefry_partitionable is off: random words of one token depend on the size of the vocabulary"
-    return "the library of kernels is not there" if library() is None else None
+    return None
 
 
-KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)
+KERNEL = Kernel(TARGET, "cpu", unsupported)
 
 
 @partial(jax.jit, static_argnames="instructions")

@@ -12,7 +12,8 @@ from typing import Any
 import jax
 from flax import nnx
 
-from hybridlm.devices.placement import Placement, bytes_on_a_device, numbers_on_a_device
+from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
+from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import AnyShape, Shape
 from hybridlm.target_report.kernel_reads import cache_heads, known_inputs, with_reads
 from ir_passes import Certificate, CompiledStep
@@ -20,7 +21,7 @@ from ir_passes.kernels.reads import kernel_reads
 from ir_passes.targets import Target
 from ir_passes.targets.kernel_limits import KernelResources
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
-from models import KV_BLOCK, Decoder, kv_blocks
+from models import KV_BLOCK, kv_blocks
 from models.layers.moe import Moe
 from models.ops.expert_dot import FURTHER_PASSES
 from models.ops.quantised_weight import QuantisedWeight
@@ -40,16 +41,15 @@ class Floor:
     flops: int
 
 
-def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype: Any, context: int) -> Floor | None:
+def floor_of(engine: Engine, shape: AnyShape, context: int) -> Floor | None:
     """Return a step's floor; None for moves of rows.
 
     Args:
-        cache_dtype: of convolution states and KV cache.
         context: positions after a generating or verifying step; prompts and texts begin at 0.
     """
     if not isinstance(shape, Shape):
         return None
-    lanes = max(1, shape.lanes // placement.data)
+    model, lanes = engine.row_arrays.model, max(1, shape.lanes // engine.placement.data)
     rows = lanes * shape.tokens
     weights = {
         id(weight_array): weight_array
@@ -75,7 +75,7 @@ def floor_of(model: Decoder, shape: AnyShape, placement: Placement, cache_dtype:
         size += bytes_on_a_device(remaining_weight)
         if len(remaining_weight.shape) > 1:
             multiplied += (sampled if remaining_weight is head else rows) * _numbers(remaining_weight)
-    state_size = model.state_size(cache_dtype)
+    state_size = model.state_size(engine.row_arrays.dtype)
     previous = 0 if shape.step == "score" or shape.tokens > 1 and shape.step == "generate" else context - shape.tokens
     cached = lanes * (state_size.token - state_size.unused) * (kv_blocks(max(previous, 0)) * KV_BLOCK + shape.tokens)
     return Floor(int(size) + 2 * lanes * state_size.fixed + cached, int(2 * multiplied))
@@ -163,15 +163,18 @@ def failed_report(shape: AnyShape, why: str) -> StepReport:
     return StepReport(str(shape), lanes, tokens, why, None, 0, 0, 0, 0, 0, None, None, None, None, None, ())
 
 
-def step_report(
-    shape: AnyShape, step: CompiledStep, floor: Floor | None, target: Target, context: int, arguments: tuple[Any, ...]
-) -> StepReport:
-    """Return the report of a compiled step.
+def step_report(engine: Engine, shape: AnyShape, step: CompiledStep, context: int) -> StepReport:
+    """Return the report of a step that is compiled for a target.
 
     Args:
-        floor: None for moves of states.
         context: positions of each lane, for loops and kernel reads.
     """
+    target, floor, arguments = (
+        engine.placement.target,
+        floor_of(engine, shape, context),
+        engine.example_arguments(shape),
+    )
+    assert target is not None
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):
         reads = kernel_reads(step.jaxpr, known_inputs(shape, arguments, context))

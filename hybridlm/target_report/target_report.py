@@ -19,7 +19,7 @@ from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.compilation_cache import cache_of
 from hybridlm.programs.shapes import AnyShape
 from hybridlm.target_report.fit import Fit, fit_of
-from hybridlm.target_report.step_report import StepReport, failed_report, floor_of, step_report
+from hybridlm.target_report.step_report import StepReport, failed_report, step_report
 from ir_passes import CertificationWarning
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore
@@ -146,9 +146,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
             step = engine.program(shape)
     except jax.errors.JaxRuntimeError as error:
         return failed_report(shape, f"XLA does not compile it for {target.name}: {str(error).strip().splitlines()[0]}")
-    model = engine.row_arrays.model
-    floor = floor_of(model, shape, engine.placement, engine.row_arrays.dtype, engine.context)
-    report = step_report(shape, step, floor, target, engine.context, engine.example_arguments(shape))
+    report = step_report(engine, shape, step, engine.context)
     if name is not None and store is not None and not report.faults:
         try:
             store.write_file(name, to_json(report, checksum=True).encode())

@@ -12,7 +12,6 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32
 
-from models.cpu_kernels import library
 from models.ops.kernels import Kernel, PoolKernel
 from models.ops.row_product import DTYPES, instruction_number
 from models.state.pages import Pages
@@ -65,10 +64,10 @@ def unsupported(inputs: AttentionInputs, value_size: int) -> str | None:
         return "keys or values that are stored in more numbers than they have"
     if any(jax.typeof(array).mat.varying for array in jax.tree.leaves(inputs)):
         return "a value for each device of a mesh"  # steps in place over a mesh are neither proved nor tested
-    return "the library of kernels is not there" if library() is None else None
+    return None
 
 
-KERNEL = Kernel(ATTENTION, ("cpu",), unsupported, interpreted=False)
+KERNEL = Kernel(ATTENTION, "cpu", unsupported)
 
 
 def decode_attention_cpu(

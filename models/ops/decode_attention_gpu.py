@@ -78,7 +78,7 @@ def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int
     return None
 
 
-KERNEL = Kernel("decode_attention_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("decode_attention_kernel", "gpu", unsupported)
 
 
 def padded_rows(rows: int) -> int:

@@ -39,7 +39,7 @@ def unsupported(weight: Any, gated: bool = False) -> str | None:
     return unsupported_weight(weight)
 
 
-KERNEL = Kernel("expert_rows_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("expert_rows_kernel", "gpu", unsupported)
 
 
 class ExpertTiles(NamedTuple):

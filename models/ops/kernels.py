@@ -15,7 +15,7 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Int32
 
-from models.cpu_kernels.library import BY_SLOT
+from models.cpu_kernels.library import BY_SLOT, library
 from models.ops.gpu_call import runs_kernels
 from models.sharding.devices import Devices
 from models.state.rows import Slots
@@ -29,27 +29,27 @@ MAX_OFFSET = 1 << 31
 
 @dataclass(frozen=True)
 class Kernel:
-    """A kernel with platforms and limits.
+    """A kernel with its platform and limits.
 
     Attributes:
-        platforms: compilation targets; GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
-            2^32 bytes.
+        platform: compilation target. GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
+            2^32 bytes. CPU kernels need the C++ library; the mode "interpret" runs the others.
         unsupported: (operands) -> reason to reject them, or None.
-        interpreted: a Pallas kernel, for the mode "interpret".
     """
 
     name: str
-    platforms: tuple[str, ...]
+    platform: str
     unsupported: Callable[..., str | None] = field(repr=False)
-    interpreted: bool = True
 
     def chosen(self, devices: Devices, *operands: Any) -> bool:
         """Return whether the kernel runs; raises ValueError for an unknown mode."""
         check_mode(devices.kernels)
-        compiled = devices.kernels == "auto" and devices.platform in self.platforms
-        if not compiled and not (devices.interpret and self.interpreted):
+        compiled = devices.kernels == "auto" and devices.platform == self.platform
+        if not compiled and not (devices.interpret and self.platform != "cpu"):
             return False
-        on_gpu = self.platforms == ("gpu",)
+        if self.platform == "cpu" and library() is None:
+            return False
+        on_gpu = self.platform == "gpu"
         if on_gpu and ((compiled and not runs_kernels()) or any(map(_wraps, jax.tree.leaves(operands)))):
             return False
         return self.unsupported(*operands) is None

@@ -11,7 +11,7 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
-from models.cpu_kernels import INSTRUCTIONS, library
+from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, unsupported_rows
@@ -39,15 +39,15 @@ def _unsupported_experts(x: Any, weight: Any) -> str | None:
         return reason
     if not 1 <= x.shape[0] <= MAX_EXPERT_ROWS:
         return f"{x.shape[0]} rows: expected 1 to {MAX_EXPERT_ROWS}"
-    return "the library of kernels is not there" if library() is None else None
+    return None
 
 
 def _unsupported_numbers(weight: Any) -> str | None:
     return None if weight.dtype in DTYPES else f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
 
 
-KERNEL = Kernel("hybridlm_packed_product", ("cpu",), _unsupported, interpreted=False)
-EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", ("cpu",), _unsupported_experts, interpreted=False)
+KERNEL = Kernel("hybridlm_packed_product", "cpu", _unsupported)
+EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", "cpu", _unsupported_experts)
 
 
 @partial(jax.jit, static_argnames="form")

@@ -30,7 +30,7 @@ def unsupported(x: Any) -> str | None:
     return f"rows of {size}: expected a multiple of {MIN_ROWS}" if size % MIN_ROWS else None
 
 
-KERNEL = Kernel("rms_norm_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("rms_norm_kernel", "gpu", unsupported)
 
 
 def rms_norm_kernel(*refs: Any, turn: int, eps: float, offset: float) -> None:

@@ -35,15 +35,13 @@ def unsupported(x: Any, weight: Any) -> str | None:
 
 def unsupported_rows(rows: int, dtype: str, more_rows: Mapping[tuple[str, str], int] = MORE_ROWS) -> str | None:
     """Return the reason to reject this number of rows, or None."""
-    if library() is None:
-        return "the library of kernels is not there"
     limit = more_rows.get((fastest(), dtype), MAX_ROWS)
     if 1 <= rows <= limit:
         return None
     return f"{rows} rows, weight of {dtype}: expected 1 to {limit} rows with the instructions {fastest()}"
 
 
-KERNEL = Kernel(TARGET, ("cpu",), unsupported, interpreted=False)
+KERNEL = Kernel(TARGET, "cpu", unsupported)
 
 
 @partial(jax.jit, static_argnames="instructions")

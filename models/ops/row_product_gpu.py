@@ -64,7 +64,7 @@ def unsupported(x: Any, weight: Any) -> str | None:
     return None if jnp.dtype(weight.dtype) == jnp.bfloat16 else f"a weight of {weight.dtype}: expected bfloat16"
 
 
-KERNEL = Kernel("row_product_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("row_product_kernel", "gpu", unsupported)
 
 
 def load_stages(sizes: TileSizes, iteration: int) -> int:

@@ -66,7 +66,7 @@ def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
     return None
 
 
-KERNEL = Kernel("chunk_scan_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("chunk_scan_kernel", "gpu", unsupported)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:

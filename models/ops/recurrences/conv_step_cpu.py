@@ -11,7 +11,6 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32
 
-from models.cpu_kernels import library
 from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.row_product import DTYPES, call_result, instruction_number
 from models.sharding.varying import varying_like
@@ -54,10 +53,10 @@ def unsupported(inputs: ConvInputs) -> str | None:
         return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
     if not MIN_TAPS <= taps.shape[1] <= MAX_TAPS:
         return f"{taps.shape[1]} taps: expected {MIN_TAPS} to {MAX_TAPS}"
-    return "the library of kernels is not there" if library() is None else None
+    return None
 
 
-KERNEL = Kernel(STEP, ("cpu",), unsupported, interpreted=False)
+KERNEL = Kernel(STEP, "cpu", unsupported)
 
 
 def conv_step_cpu(

@@ -32,7 +32,7 @@ def unsupported(inputs: ConvInputs) -> str | None:
     return f"{channels} channels: expected a multiple of {MIN_CHANNELS}" if channels % MIN_CHANNELS else None
 
 
-KERNEL = Kernel("conv_step_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("conv_step_kernel", "gpu", unsupported)
 
 
 def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callable[[Array], Array]) -> None:

@@ -9,7 +9,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from models.cpu_kernels import library
 from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.row_product import call_result, instruction_number
@@ -35,10 +34,10 @@ def unsupported(inputs: RecurrenceInputs, keep_state: bool = False) -> str | Non
         return f"a step of {inputs.tokens} tokens that keeps its state: expected at most {MAX_KEPT_TOKENS}"
     if inputs.state.shape[3] > MAX_KEY:
         return f"{inputs.state.shape[3]} channels of the key: expected at most {MAX_KEY}"
-    return "the library of kernels is not there" if library() is None else None
+    return None
 
 
-KERNEL = Kernel(STEP, ("cpu",), unsupported, interpreted=False)
+KERNEL = Kernel(STEP, "cpu", unsupported)
 
 
 def recurrent_step_cpu(

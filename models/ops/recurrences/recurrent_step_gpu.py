@@ -34,7 +34,7 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     return None
 
 
-KERNEL = Kernel("recurrent_step_kernel", ("gpu",), unsupported)
+KERNEL = Kernel("recurrent_step_kernel", "gpu", unsupported)
 
 
 def recurrent_step_kernel(

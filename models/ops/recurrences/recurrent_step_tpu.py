@@ -45,7 +45,7 @@ def unsupported(inputs: RecurrenceInputs) -> str | None:
     return None
 
 
-KERNEL = Kernel("recurrent_step_tpu_kernel", ("tpu",), unsupported)
+KERNEL = Kernel("recurrent_step_tpu_kernel", "tpu", unsupported)
 
 
 def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: bool) -> None:

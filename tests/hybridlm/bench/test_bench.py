@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from typer.testing import CliRunner
@@ -51,7 +50,7 @@ def test_floor_is_the_longer_of_reads_and_products() -> None:
 def test_floor_of_the_embedded_model() -> None:
     config = json.loads((demo.path() / "config.json").read_text())
     lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
-    floor = floor_of(lm.model, Shape("generate", 2, 1, 2), lm.engine.placement, jnp.float32, 129)
+    floor = floor_of(lm.engine, Shape("generate", 2, 1, 2), 129)
     assert floor is not None
     # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
     state, token = 2 * 4 * (4 * 32 * 32 + 3 * 256), 2 * 2 * 32 * 4

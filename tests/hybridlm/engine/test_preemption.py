@@ -71,9 +71,9 @@ def preempted(monkeypatch: pytest.MonkeyPatch) -> list[int]:
     """Indices of preempted requests, as they are preempted."""
     indices, right = list[int](), Scheduler._preempt
 
-    def recorded(self: Scheduler, sequence: Any, pool: Any) -> None:
+    def recorded(self: Scheduler, sequence: Any) -> None:
         indices.append(sequence.request.index)
-        right(self, sequence, pool)
+        right(self, sequence)
 
     monkeypatch.setattr(Scheduler, "_preempt", recorded)
     return indices

@@ -81,9 +81,9 @@ def test_a_prompt_that_is_scored_is_preempted_and_keeps_its_bits(
     want = lm.score([long])[0].logprobs[1:].tolist()
     preempted, right = list[Any](), scheduler.Scheduler._preempt
 
-    def recorded(self: scheduler.Scheduler, sequence: Any, pool: Any) -> None:
+    def recorded(self: scheduler.Scheduler, sequence: Any) -> None:
         preempted.append(sequence)
-        right(self, sequence, pool)
+        right(self, sequence)
 
     monkeypatch.setattr(scheduler.Scheduler, "_preempt", recorded)
     with lm.session() as session:

@@ -87,7 +87,7 @@ def test_a_gguf_file_is_a_model(tmp_path: Path) -> None:
 
 
 def floor(target: Engine, shape: Shape) -> Floor:
-    floor = floor_of(target.row_arrays.model, shape, target.placement, target.row_arrays.dtype, target.context)
+    floor = floor_of(target, shape, target.context)
     assert floor is not None
     return floor
 
@@ -137,7 +137,7 @@ def test_floor_of_prompts_samples_one_token() -> None:
     prompt, score = floor(dense, Shape("generate", 4, 8, 4)), floor(dense, Shape("score", 4, 8, 4, 0))
     head = 97 * 32
     assert score.flops - prompt.flops == 2 * 4 * 7 * head and prompt.moved == score.moved
-    assert floor_of(dense.row_arrays.model, KEEP, dense.placement, dense.row_arrays.dtype, 256) is None
+    assert floor_of(dense, KEEP, 256) is None
 
 
 def test_floor_without_zeros_behind_keys_and_values(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -218,7 +218,9 @@ def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, fol
             report_on(engine(**other), SHAPES)
 
 
-def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not() -> None:
+def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
     """Loops over blocks count all turns of a full context, further passes count none."""
 
     def kernel(name: str, loop: str | None, moved: int) -> ScheduledKernel:
@@ -229,7 +231,9 @@ def test_blocks_of_the_cache_are_visited_and_further_passes_over_experts_are_not
     step: Any = SimpleNamespace(kernels=Kernels(kernels), certificate=None, kernel_resources=())
     keys: Any = jax.ShapeDtypeStruct((4, 32, 8 * KV_BLOCK, 8), "float32")
     for name, turns in (("nvidia-h100", 2), ("tpu-v5e", 8)):
-        report = step_report(DECODE, step, None, read_target(name), 8 * KV_BLOCK, (KVCache(keys, None),))
+        target = engine(target=name)
+        monkeypatch.setattr(target, "example_arguments", lambda shape: (KVCache(keys, None),))
+        report = step_report(target, DECODE, step, 8 * KV_BLOCK)
         assert (report.turns, report.kernels, report.moved, report.flops) == (turns, 1, *[1 + 10 * turns] * 2)
 
 

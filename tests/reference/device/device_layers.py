@@ -159,8 +159,7 @@ def floor_seconds(layers: int, step: LayerStep, target: Target, tiny: bool) -> t
     floors = []
     for count in (layers, 2 * layers):
         engine = layer_engine(count, step.shape.lanes, step.engine.context, "off", tiny)
-        arrays = engine.row_arrays
-        floor = floor_of(arrays.model, step.shape, engine.placement, arrays.dtype, step.visible)
+        floor = floor_of(engine, step.shape, step.visible)
         assert floor is not None
         floors.append(max(floor.moved / target.bandwidth, floor.flops / target.flops["bfloat16"]))
     every = PUBLISHED[MODEL]["text_config"]["num_hidden_layers"] // layers

@@ -14,7 +14,6 @@ from hybridlm.engine.engine import Engine
 from hybridlm.target_report.fit import Fit, fit_of
 from ir_passes.targets import read_target
 
-BEGIN, END = "<!-- sizes in memory -->\n", "<!-- end of sizes -->\n"
 TARGETS = {"nvidia-h100": "H100", "nvidia-h200": "H200"}
 SCHEMES = {None: "bfloat16", "fp8-block": "`fp8-block`", "int8": "`int8`", "int4": "`int4`", "nvfp4": "`nvfp4`"}
 LANES, CONTEXT = 8, 4096

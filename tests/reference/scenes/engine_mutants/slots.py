@@ -124,10 +124,10 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
 
 
 @replaced(Scheduler, "_preempt")
-def preempted_keeps_its_pages(right: Any, self: Scheduler, sequence: ActiveSequence, pool: RowPool) -> None:
+def preempted_keeps_its_pages(right: Any, self: Scheduler, sequence: ActiveSequence) -> None:
     with pytest.MonkeyPatch.context() as inner:
         inner.setattr(RowPages, "release", lambda self, row: None)
-        right(self, sequence, pool)
+        right(self, sequence)
 
 
 def grows_without_a_page(patch: pytest.MonkeyPatch) -> None:

@@ -16,6 +16,7 @@ from jaxtyping import Float32, Int32
 from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
+from models.ops.recurrences.chunk_decay import power_of_two
 from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 
@@ -30,7 +31,7 @@ MIN_INSTANCES = 256
 SHARED_SPARE = 4096
 """Bytes of shared memory for reductions."""
 MAX_MERGED = 8192
-"""Numbers of all parts that an instance merges in registers."""
+"""Numbers of all parts, up to a power of two, that an instance merges in registers."""
 MIN_SCORE = -1e30
 """The maximum of no scores."""
 
@@ -82,7 +83,7 @@ KERNEL = Kernel("decode_attention_kernel", "gpu", unsupported)
 
 
 def padded_rows(rows: int) -> int:
-    return max(MIN_ROWS, 1 << (rows - 1).bit_length())
+    return max(MIN_ROWS, power_of_two(rows))
 
 
 def part_count(heads: int, context: int) -> int:
@@ -181,7 +182,7 @@ def merge_parts_kernel(limit: Any, top: Any, total: Any, weighted: Any, out: Any
         out: the result [value].
     """
     (parts,) = top.shape
-    part = lax.broadcasted_iota(jnp.int32, (1 << (parts - 1).bit_length(),), 0)
+    part = lax.broadcasted_iota(jnp.int32, (power_of_two(parts),), 0)
     real, source = part < parts, jnp.minimum(part, parts - 1)
     tops = jnp.where(real, top[source], MIN_SCORE)
     share = jnp.where(real, jnp.exp(tops - jnp.max(tops)), 0.0)
@@ -199,7 +200,7 @@ def _merged(
     from jax.experimental import pallas as pl
 
     lanes, heads, count, _, value = parts[2].shape
-    written, columns = 1 << (tile - 1).bit_length(), min(value, max(MIN_ROWS, MAX_MERGED // count))
+    written, columns = power_of_two(tile), min(value, max(MIN_ROWS, MAX_MERGED // power_of_two(count)))
 
     def of_parts(*columns: int) -> Any:
         def index(lane: Any, head: Any, row: Any, column: Any) -> tuple[Any, ...]:
@@ -260,7 +261,7 @@ def decode_attention(
         return pl.BlockSpec(block, lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:])))
 
     caches = [key] if value is None else [key, value]
-    written = 1 << (tile - 1).bit_length()
+    written = power_of_two(tile)
     shapes = (written,), (written,), (written, value_size)
     unblocked = pl.BlockSpec(memory_space=pl.ANY)
     sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)

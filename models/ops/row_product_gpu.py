@@ -156,7 +156,7 @@ def row_product(
     parts = padded.shape[-2] // tile
     widths = sizes.columns
     if not has_group_products():
-        limit = MAX_SUMS // (tile * len(weights))
+        limit = MAX_SUMS // (tile * power_of_two(len(weights)))
         widths = tuple(width for width in widths if width <= limit) or (limit,)
     candidates = (width for width in widths if groups * parts * outputs >= MIN_INSTANCES * width)
     columns = next(candidates, widths[-1])

@@ -123,6 +123,18 @@ def test_lanes_that_end_at_the_edges_of_blocks(kind: str, lengths: tuple[int, ..
     assert not result[~np.asarray(inputs[3])].any()
 
 
+def test_the_parts_of_wide_values_are_merged_in_columns_that_divide_them() -> None:
+    """Five lanes of 33 blocks have 33 parts: 8192 numbers of all parts would be 248 of 256 columns."""
+    query, cache, *rest = operands("one head", 1, context=33 * 128, lengths=(0, 1, 129, 4000, 4224))
+    value = np.random.default_rng(4).normal(size=(*cache.value.shape[:3], 256)).astype(np.float32)
+    inputs = query, KVCache(cache.key, jnp.asarray(value)), *rest
+    results = {}
+    for kernels in ("interpret", "off"):
+        form = partial(attend, blocks=33, value_size=256, devices=Devices(kernels=kernels))
+        results[kernels] = np.asarray(jax.jit(form)(*inputs[:-1], pages=inputs[-1]))
+    np.testing.assert_allclose(results["interpret"], results["off"], rtol=2e-5, atol=2e-6)
+
+
 @pytest.mark.parametrize("tokens", [13, 16])
 def test_query_rows_that_no_tile_divides(tokens: int) -> None:
     """65 rows are two tiles of 33, 80 rows two of 40; each tile reads the lane's keys once."""

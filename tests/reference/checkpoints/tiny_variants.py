@@ -43,6 +43,11 @@ class Variant:
     rewritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The config.json of a text model."""
+        return {"model_type": self.family, **self.text}
+
+    @property
     def tied(self) -> bool:
         return bool(self.text["tie_word_embeddings"])
 

@@ -7,7 +7,9 @@ import pytest
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
+from hybridlm.engine import scheduler
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.programs import Programs
 
 Engine.checked = True  # every row has one holder, after every step of every test
@@ -15,12 +17,17 @@ Programs.use_store = False  # tests replace parts of steps; a step compiled by a
 
 
 @pytest.fixture(scope="session")
-def text_lm(tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    """A tiny random text model: three lanes, 256 tokens of context, chunks of 5."""
-    directory: Path = write_text_checkpoint(tmp_path_factory.mktemp("text"))
+def text_path(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A tiny random text model, which no test changes."""
+    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
+
+
+@pytest.fixture(scope="session")
+def text_lm(text_path: Path) -> hybridlm.LM:
+    """Three lanes, 256 tokens of context, chunks of 5."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", False)  # also where the first test that wants it has `stored_steps`
-        return hybridlm.load(directory, **SETTINGS)
+        return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -29,6 +36,18 @@ def stored_steps() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", True)
         yield
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draft is verified, whatever it costs."""
+    monkeypatch.setattr(Speculation, "always", True)
+
+
+@pytest.fixture
+def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sequences join with hardly more than their prompts, so that they soon need more."""
+    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 @pytest.fixture(scope="session")

@@ -15,7 +15,7 @@ from typing import Any, cast
 
 import numpy as np
 import pytest
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm import MissingExtra
@@ -103,22 +103,17 @@ def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
     gc.collect()  # what Ray leaves open is found here, where its warnings are ignored
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
 class TestOnACluster:
     pytestmark = on_a_cluster
 
-    def test_the_rows_of_score_file(self, cluster: Any, model: Path, tmp_path: Path):
+    def test_the_rows_of_score_file(self, cluster: Any, text_path: Path, tmp_path: Path):
         pa, pq = pytest.importorskip("pyarrow"), pytest.importorskip("pyarrow.parquet")
         from hybridlm.ray import score_dataset
 
         pq.write_table(
             pa.table({name: [row[name] for row in ROWS] for name in ("id", "text")}), tmp_path / "in.parquet"
         )
-        lm = hybridlm.load(model, **SETTINGS)
+        lm = hybridlm.load(text_path, **SETTINGS)
         lm.score_file(tmp_path / "in.parquet", tmp_path / "out.parquet", window=BATCH)
         expected = pq.read_table(tmp_path / "out.parquet").to_pylist()
         for row in expected:
@@ -128,7 +123,7 @@ class TestOnACluster:
         cuts = [0, 7, 8, 40, 75]
         blocks = [pa.Table.from_pylist(ROWS[a:b]) for a, b in zip(cuts, cuts[1:], strict=False)]
         for dataset in (cluster.from_arrow(blocks), cluster.read_parquet(str(tmp_path / "in.parquet"))):
-            assert score_dataset(dataset, model, actors=2, batch_size=BATCH, **SETTINGS).take_all() == expected
+            assert score_dataset(dataset, text_path, actors=2, batch_size=BATCH, **SETTINGS).take_all() == expected
         scores = lm.score([row["text"] for row in ROWS if row["text"]])
         for row, score in zip([row for row in expected if row["error"] is None], scores, strict=True):
             # Fewer texts than lanes take part in a step of another shape.
@@ -153,33 +148,33 @@ class TestOnACluster:
         assert [row["id"] for row in result] == list(range(75))
         assert [row["rows"] for row in result] == [BATCH] * 64 + [11] * 11
 
-    def test_arrays_of_token_ids(self, cluster: Any, model: Path):
+    def test_arrays_of_token_ids(self, cluster: Any, text_path: Path):
         """Columns as Ray makes them of NumPy arrays; no ids."""
         from hybridlm.ray import score_dataset
 
         ids = np.arange(3, 33).reshape(10, 3)
         dataset = cluster.from_numpy(ids).rename_columns({"data": "token_ids"})
-        result = score_dataset(dataset, model, **SETTINGS).take_all()
+        result = score_dataset(dataset, text_path, **SETTINGS).take_all()
         assert [row["token_ids"] for row in result] == ids.tolist() and {row["id"] for row in result} == {None}
         assert all(row["error"] is None and len(row["logprobs"]) == 3 for row in result)
 
-    def test_wrong_columns_and_models(self, cluster: Any, model: Path):
+    def test_wrong_columns_and_models(self, cluster: Any, text_path: Path):
         from hybridlm.ray import score_dataset
 
         with pytest.raises(Exception, match="expected a column text or token_ids or input_ids or .*, found id"):
-            score_dataset(cluster.range(3), model, **SETTINGS).take_all()
+            score_dataset(cluster.range(3), text_path, **SETTINGS).take_all()
         with pytest.raises(Exception, match=r"/nowhere: no such directory"):
             score_dataset(cluster.from_items(ROWS), "/nowhere", **SETTINGS).take_all()
 
-    def test_wrong_arguments(self, cluster: Any, model: Path):
+    def test_wrong_arguments(self, cluster: Any, text_path: Path):
         from hybridlm.ray import score_dataset
 
         dataset = cluster.from_items(ROWS)
         wrong: list[dict[str, Any]] = [{"actors": 0}, {"batch_size": True}]
         for settings in wrong:
             with pytest.raises(ValueError, match="expected a whole number of at least 1"):
-                score_dataset(dataset, model, **settings)
+                score_dataset(dataset, text_path, **settings)
         with pytest.raises(TypeError, match=r"dataset: expected a ray\.data\.Dataset"):
-            score_dataset(cast(Any, ROWS), model)
+            score_dataset(cast(Any, ROWS), text_path)
         with pytest.warns(UserWarning, match="take 4 CPUs"):
-            score_dataset(dataset, model, actors=2, num_cpus=2)
+            score_dataset(dataset, text_path, actors=2, num_cpus=2)

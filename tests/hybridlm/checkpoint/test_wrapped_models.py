@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from safetensors.numpy import load_file, save_file
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm import LM, SamplingParams
@@ -19,17 +19,12 @@ PLACEHOLDER = 7
 
 
 @pytest.fixture(scope="module")
-def text(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
-@pytest.fixture(scope="module")
-def path(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def path(text_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same text model inside a MiniCPM-V 4.6."""
     folder = tmp_path_factory.mktemp("whole")
     for name in ("tokenizer.json", "tokenizer_config.json"):
-        (folder / name).write_text((text / name).read_text())
-    inner = json.loads((text / "config.json").read_text())
+        (folder / name).write_text((text_path / name).read_text())
+    inner = json.loads((text_path / "config.json").read_text())
     outer = {
         "architectures": ["MiniCPMV4_6ForConditionalGeneration"],
         "model_type": "minicpmv4_6",
@@ -39,7 +34,7 @@ def path(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
         "text_config": inner | {"model_type": "qwen3_5_text", "architectures": ["Qwen3_5ForCausalLM"]},
     }
     (folder / "config.json").write_text(json.dumps(outer))
-    tensors = load_file(text / "model.safetensors")
+    tensors = load_file(text_path / "model.safetensors")
     tensors = {
         name.replace("model.", "model.language_model.", 1) if name.startswith("model.") else name: tensor
         for name, tensor in tensors.items()
@@ -51,12 +46,12 @@ def path(text: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 @pytest.fixture(scope="module")
-def lms(text: Path, path: Path) -> tuple[LM, LM, list[str]]:
+def lms(text_path: Path, path: Path) -> tuple[LM, LM, list[str]]:
     """The text model alone, inside the other one, and the warnings of the second load."""
     lines: list[str] = []
     handler = logging.Handler()
     handler.emit = lambda record: lines.append(record.getMessage())
-    lm = hybridlm.load(text, **SETTINGS)
+    lm = hybridlm.load(text_path, **SETTINGS)
     logging.getLogger("hybridlm").addHandler(handler)
     try:
         inner = hybridlm.load(path, **SETTINGS)

@@ -32,7 +32,6 @@ from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import Origin
 from hybridlm.session import Event
 from hybridlm.text.tokenizer import Tokenizer
-from hybridlm.text_model import TextModel
 
 
 @pytest.fixture(scope="module")
@@ -68,12 +67,6 @@ def refused(*arguments: str | Path, stdin: str | bytes | None = None, status: in
     assert result.exit_code == status and result.stdout == "", result.output
     assert "Traceback" not in result.stderr
     return result.stderr
-
-
-def test_an_empty_model_is_named() -> None:
-    assert refused("generate", "-m", "", "hi") == (
-        "error: model '': neither a directory nor a Hub id (organisation/name)\n"
-    )
 
 
 def rows(output: str) -> list[dict[str, Any]]:
@@ -256,7 +249,6 @@ TWO_FILES = ("in.jsonl", "out.jsonl")
         (("generate", "A", "--stop", ""), "stop: expected strings that are not empty"),
         (("generate", "A", "--n", "0"), "n: expected"),
         (("generate", "A", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
-        (("batch", "-i", "in.jsonl", "-o", "out.jsonl", "--draft-tokens", "2"), "--draft-tokens: expected --speculate"),
         (("inspect", "--weights", "--lanes", "3", "--no-measure"), "--no-measure, --lanes: not with --weights"),
         (("inspect", "--no-measure"), "--no-measure: expected --html"),
         (("generate", "A", "--logprobs", "1001", "--json"), "logprobs: expected 0..1000"),
@@ -342,7 +334,6 @@ def test_token_ids_only(without_tokenizer: hybridlm.LM, tmp_path: Path):
 @pytest.mark.parametrize(("arguments", "stdin", "message"), [
     (["Ada", ""], None, "error: prompts[1]: is empty; at least one token is needed\n"),
     (["x" * 257], None, "prompts[0]: has 257 tokens, the context holds 256"),
-    (["--top-p", "2", "--max-tokens", "0", "A"], None, "max_tokens: expected"),
     (["--file", "no.txt"], None, "error: no.txt: No such file or directory\n"),
     ([], "", "error: standard input: has no prompts\n"),
     ([], b"a\n\nb\n\xff\n", "error: standard input: 2 bad lines\n  line 2: expected a prompt, the line is blank\n"),
@@ -549,27 +540,6 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     message = refused("score", "-m", "tiny", "--strict", tmp_path / "in.jsonl", tmp_path / "strict.jsonl")
     assert message.startswith(f"error: {tmp_path / 'in.jsonl'}: line 2: token_ids: token id 97")
     assert not (tmp_path / "strict.jsonl").exists()
-
-
-def test_score_of_a_shard_that_is_interrupted(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    """Options reach `score_file`; Ctrl-C reports the finished rows, and the same command continues."""
-    (tmp_path / "in.jsonl").write_text("".join(f'{{"id": {i}, "text": "Ada"}}\n' for i in range(9)))
-    command = ("score", "-m", "tiny", "--window", "3", "--shard", "1/2", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    scores, calls = TextModel.scores, iter([True])
-
-    def interrupted(*arguments: Any, **options: Any) -> Any:
-        if next(calls, False):
-            return scores(*arguments, **options)
-        raise KeyboardInterrupt
-
-    monkeypatch.setattr(TextModel, "scores", interrupted)
-    assert "3 rows are kept in" in refused(*command, status=130)
-    assert "window: 3 rows, 1048576 bytes there, 2 rows" in refused(*command, "--window", "2")
-    monkeypatch.setattr(TextModel, "scores", scores)
-    result = run(*command)
-    assert result.exit_code == 0 and "3 rows were done by an earlier run" in result.stderr, result.output
-    results = rows((tmp_path / "out-00001-of-00002.jsonl").read_text())
-    assert [row["id"] for row in results] == [3, 4, 5, 6, 7, 8]
 
 
 @pytest.fixture

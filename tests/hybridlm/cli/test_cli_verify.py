@@ -8,7 +8,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from text_checkpoint import write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 from hybridlm.cli.main import app
@@ -21,13 +20,8 @@ from ir_passes.contract.statements import Claim
 SMALL = ("--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32")
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
-def run(command: str, directory: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, [command, "--model", str(directory), *SMALL, *options], catch_exceptions=False)
+def run(command: str, text_path: Path, *options: str) -> Result:
+    return CliRunner().invoke(app, [command, "--model", str(text_path), *SMALL, *options], catch_exceptions=False)
 
 
 def leaking_step(*settings: Any) -> Step:
@@ -40,8 +34,8 @@ def leaking_step(*settings: Any) -> Step:
 
 
 @pytest.mark.slow
-def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
-    result = run("verify", directory, "--full", "--out", str(tmp_path / "new" / "folder"))
+def test_every_step_is_verified(text_path: Path, tmp_path: Path) -> None:
+    result = run("verify", text_path, "--full", "--out", str(tmp_path / "new" / "folder"))
     assert result.exit_code == 0, result.output
     rows = re.findall(
         r"(generate|verify|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", result.output
@@ -61,9 +55,9 @@ def test_every_step_is_verified(directory: Path, tmp_path: Path) -> None:
 
 
 @pytest.mark.slow
-def test_failure_is_the_exit_status(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_failure_is_the_exit_status(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "score_step", leaking_step)
-    result = run("verify", directory, "--full")
+    result = run("verify", text_path, "--full")
     assert result.exit_code == 1
     assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
     assert "1 of 4 steps failed" in result.output
@@ -95,9 +89,9 @@ class Page(HTMLParser):
 
 
 @pytest.mark.slow
-def test_page(directory: Path, tmp_path: Path) -> None:
+def test_page(text_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    result = run("inspect", directory, "--html", str(path))
+    result = run("inspect", text_path, "--html", str(path))
     assert result.exit_code == 0, result.output
     assert "generate 2x1 of 2, certified" in result.output
     text = path.read_text()
@@ -116,8 +110,8 @@ def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp
     assert result.exit_code == 1 and "absent: no such directory" in result.output
 
 
-def test_inspection_in_words(directory: Path) -> None:
-    result = run("inspect", directory, "--step", "score")
+def test_inspection_in_words(text_path: Path) -> None:
+    result = run("inspect", text_path, "--step", "score")
     assert result.exit_code == 0, result.output
     state, _, step = result.output.partition("\n\n")
     assert step.startswith("score 2x4 of 2\nstep: certified, 2 lanes")
@@ -127,17 +121,17 @@ def test_inspection_in_words(directory: Path) -> None:
 
 
 @pytest.mark.slow
-def test_page_of_a_step_on_a_mesh(directory: Path, tmp_path: Path) -> None:
+def test_page_of_a_step_on_a_mesh(text_path: Path, tmp_path: Path) -> None:
     """Dependence is not measured on a mesh, because a device counts its own rows."""
-    result = run("inspect", directory, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
+    result = run("inspect", text_path, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0 and "generate 2x1 of 2, certified" in result.output, result.output
     text = (tmp_path / "page.html").read_text()
     assert '<td class="apart">apart</td>' in text and "<small>same</small>" not in text
 
 
-def test_step_that_is_refused_is_shown(directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_step_that_is_refused_is_shown(text_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "score_step", leaking_step)
-    result = run("inspect", directory, "--step", "score", "--html", str(tmp_path / "page.html"))
+    result = run("inspect", text_path, "--step", "score", "--html", str(tmp_path / "page.html"))
     assert result.exit_code == 0, result.output
     assert "NOT CERTIFIED" in result.output
     text = (tmp_path / "page.html").read_text()

@@ -34,7 +34,7 @@ CASES: list[tuple[str, dict[str, Any], Devices]] = [
 
 
 def fields_of(name: str, **fields: Any) -> dict[str, Any]:
-    return {"model_type": variant(name).family, **variant(name).text, "vocab_size": 64, **fields}
+    return {**variant(name).config, "vocab_size": 64, **fields}
 
 
 def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Shape, ...], **sizes: Any) -> None:

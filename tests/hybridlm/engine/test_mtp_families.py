@@ -11,9 +11,9 @@ from safetensors.numpy import load_file, save_file
 
 import hybridlm
 from hybridlm import CheckpointError, ConfigError
-from hybridlm.engine.speculation import Speculation
 from models import family_of
 
+pytestmark = pytest.mark.usefixtures("always")
 NEMOTRON = {"num_nextn_predict_layers": 1, "mtp_hybrid_override_pattern": "*E", "mtp_layers_block_type": None}
 VARIANTS: dict[str, tuple[str, dict[str, Any]]] = {
     "nemotron_h": ("nemotron_latent", NEMOTRON),
@@ -56,12 +56,6 @@ def write_agreeing(family: str, folder: Path) -> Path:
     tensors[f"{names['norm']}.weight"] = tensors[FINAL_NORMS[family]]
     save_file(tensors, folder / "model.safetensors")
     return folder
-
-
-@pytest.fixture(autouse=True)
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft is verified, whatever it costs."""
-    monkeypatch.setattr(Speculation, "always", True)
 
 
 @pytest.mark.slow

@@ -11,26 +11,19 @@ from random_traffic import MANY, PAGES, PLAIN, SETTINGS, Asked, Known, alone, co
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import scheduler
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
 from hybridlm.requests.results import Completion
 from models import KV_BLOCK
 
 FULL = "was preempted after"
-pytestmark = [pytest.mark.usefixtures("stored_steps"), pytest.mark.filterwarnings(f"ignore:.*{FULL}")]
+pytestmark = [pytest.mark.usefixtures("stored_steps", "little_room"), pytest.mark.filterwarnings(f"ignore:.*{FULL}")]
 
 
 @pytest.fixture(scope="module")
 def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
     """Four lanes of four pages each, and five pages for all of them."""
     return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("preemption")), **SETTINGS)
-
-
-@pytest.fixture(autouse=True)
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences join with hardly more than their prompts, so that they soon need more."""
-    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 @pytest.mark.slow

@@ -16,12 +16,6 @@ PROMPTS = [REPEATING, [5], [9, 8, 7, 6], [21] * 9, [4, 40, 44, 14, 41, 40, 44], 
 SETTINGS: dict[str, Any] = {"max_tokens": 24, "ignore_eos": True}
 
 
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every proposal is verified, whatever it costs."""
-    monkeypatch.setattr(Speculation, "always", True)
-
-
 class Known:
     """Drafter of the right completions with errors at given places."""
 

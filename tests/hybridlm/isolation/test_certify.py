@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.programs import programs
@@ -16,11 +15,6 @@ from ir_passes import CertificationWarning, IsolationError
 
 PROMPTS = [[5, 9, 3], [7, 11, 2, 8]]
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "float32", "chunk": 4}
-
-
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
 
 
 def leaking_step(*settings: Any) -> Step:
@@ -38,8 +32,8 @@ LEAK = f"{Path(__file__).name}:{leaking_step.__code__.co_firstlineno + 5}"
 
 
 @pytest.mark.slow
-def test_certificates_of_the_steps_that_ran(directory: Path) -> None:
-    lm = hybridlm.load(directory, **SETTINGS)
+def test_certificates_of_the_steps_that_ran(text_path: Path) -> None:
+    lm = hybridlm.load(text_path, **SETTINGS)
     assert lm.certificates == {}
     lm.generate(PROMPTS, max_tokens=2, ignore_eos=True)
     assert set(lm.certificates) == {"generate 2x4 of 2", "generate 2x1 of 2"}
@@ -52,9 +46,9 @@ def test_certificates_of_the_steps_that_ran(directory: Path) -> None:
     assert lm.stats["compiled"] == 2
 
 
-def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaking_step_is_refused_at_first_use(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "generate_step", leaking_step)
-    lm = hybridlm.load(directory, **SETTINGS)
+    lm = hybridlm.load(text_path, **SETTINGS)
     with pytest.raises(IsolationError) as raised:
         lm.generate(PROMPTS, max_tokens=2)
     assert LEAK in str(raised.value)
@@ -62,9 +56,9 @@ def test_leaking_step_is_refused_at_first_use(directory: Path, monkeypatch: pyte
     assert not lm.certificates and lm.stats["steps"] == 0
 
 
-def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaking_step_warns(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "generate_step", leaking_step)
-    lm = hybridlm.load(directory, certify="warn", **SETTINGS)
+    lm = hybridlm.load(text_path, certify="warn", **SETTINGS)
     with pytest.warns(CertificationWarning) as warned:
         lm.generate(PROMPTS, max_tokens=1)
     assert any(LEAK in str(finding.message) for finding in warned)
@@ -72,18 +66,18 @@ def test_leaking_step_warns(directory: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert certificate.faults and not certificate.holds
 
 
-def test_leaking_step_runs_unseen(directory: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_leaking_step_runs_unseen(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "generate_step", leaking_step)
-    lm = hybridlm.load(directory, certify="off", **SETTINGS)
+    lm = hybridlm.load(text_path, certify="off", **SETTINGS)
     lm.generate(PROMPTS, max_tokens=1)
     (certificate,) = lm.certificates.values()
     assert not (certificate.faults or certificate.proved or certificate.audited or certificate.holds)
 
 
 @pytest.mark.slow
-def test_certificates_are_stored_with_the_programs(directory: Path, tmp_path: Path) -> None:
+def test_certificates_are_stored_with_the_programs(text_path: Path, tmp_path: Path) -> None:
     for reused in (False, True):
-        lm = hybridlm.load(directory, compilation_cache=tmp_path, **SETTINGS)
+        lm = hybridlm.load(text_path, compilation_cache=tmp_path, **SETTINGS)
         lm.score(PROMPTS)
         assert lm.certificates["score 2x4 of 2"].reused == reused
     assert len(list((tmp_path / "certificates").glob("*.json"))) == 1

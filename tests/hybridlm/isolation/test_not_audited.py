@@ -6,7 +6,7 @@ from pathlib import Path
 
 import jax
 import pytest
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS
 from typer.testing import CliRunner
 from without_assignment import erase, hide_assignments
 
@@ -21,19 +21,14 @@ def answers(lm: hybridlm.LM) -> list[tuple[int, ...]]:
     return [tuple(completion.token_ids) for completion in lm.generate(PROMPTS, max_tokens=4, ignore_eos=True)]
 
 
-@pytest.fixture(scope="module")
-def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
 @pytest.mark.slow
 def test_steps_without_a_buffer_assignment_run(
-    directory: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+    text_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
-    usual = hybridlm.load(directory, compilation_cache=False, **SETTINGS)
+    usual = hybridlm.load(text_path, compilation_cache=False, **SETTINGS)
     expected = answers(usual)
     hide_assignments(monkeypatch, erase)
-    lm = hybridlm.load(directory, certify="error", compilation_cache=False, **SETTINGS)
+    lm = hybridlm.load(text_path, certify="error", compilation_cache=False, **SETTINGS)
     with caplog.at_level(logging.WARNING, "hybridlm"):
         assert answers(lm) == expected
     assert set(lm.certificates) == set(usual.certificates) and len(lm.certificates) > 1
@@ -46,19 +41,19 @@ def test_steps_without_a_buffer_assignment_run(
 
 
 @pytest.mark.long
-def test_audits_of_dump_and_executable_agree(directory: Path, tmp_path: Path, monkeypatch) -> None:
+def test_audits_of_dump_and_executable_agree(text_path: Path, tmp_path: Path, monkeypatch) -> None:
     results = []
     initial = jax.config.values["jax_compilation_cache_dir"]
     try:
         for hidden in (False, True):
             if hidden:
                 hide_assignments(monkeypatch)
-            lm = hybridlm.load(directory, compilation_cache=tmp_path / str(hidden), **SETTINGS)
+            lm = hybridlm.load(text_path, compilation_cache=tmp_path / str(hidden), **SETTINGS)
             lm.generate([[5, 9, 3]], max_tokens=2, ignore_eos=True)
             lm.score([[5, 9, 3]])
             results.append(lm.certificates)
     finally:
-        hybridlm.load(directory, compilation_cache=initial or False, **SETTINGS)
+        hybridlm.load(text_path, compilation_cache=initial or False, **SETTINGS)
     usual, written = results
     assert written == usual and len(written) == 4
     assert all(certificate.holds for certificate in written.values())
@@ -66,13 +61,13 @@ def test_audits_of_dump_and_executable_agree(directory: Path, tmp_path: Path, mo
 
 @pytest.mark.slow
 def test_verify_reports_steps_that_are_not_audited(
-    directory: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    text_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     hide_assignments(monkeypatch, erase)
     options = (
         "--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32", "--full", "--out", str(tmp_path),
     )  # fmt: skip
-    result = CliRunner().invoke(app, ["verify", "--model", str(directory), *options], catch_exceptions=False)
+    result = CliRunner().invoke(app, ["verify", "--model", str(text_path), *options], catch_exceptions=False)
     assert result.exit_code == 0, result.output
     out = [Certificate.from_json(path.read_text()) for path in tmp_path.glob("*.json")]
     assert len(out) > 1 and all(c.not_audited and c.is_proof and not c.holds for c in out)

@@ -14,7 +14,6 @@ from kept_states import empty_cache
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
-from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
 from models import KV_BLOCK
 
@@ -132,12 +131,6 @@ def test_64_drafts(of_many_drafts: Replayed, pattern: list[int]) -> None:
     initial = of_many_drafts.lm.stats["accepted_tokens"]
     run(of_many_drafts, [("join", number, 200) for number in range(3)], pattern, None)
     assert of_many_drafts.lm.stats["accepted_tokens"] > initial + 100
-
-
-@pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences join with hardly more than their prompts, so that they soon need more pages."""
-    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 FEW_PAGES = pytest.mark.filterwarnings("ignore:.*was preempted after")

@@ -1,4 +1,4 @@
-"""GigaChat3.5 and Alice AI against float64 forwards of their equations: odd settings, chunks and lanes.
+"""GigaChat3.5, Alice AI and Ling 2.5 against float64 forwards of their equations: odd settings, chunks and lanes.
 
 Rounding of the embeddings to float32 changes logits of 3 to 20 by at most 3e-4 (`Float64Oracle.noise`), a third or less
 of the tolerances. The variants have few layers: a gated norm amplifies small outputs, so that with a fifth layer the
@@ -10,9 +10,10 @@ from pathlib import Path
 import numpy as np
 import pytest
 from comparison import TOLERANCES, check_logits, check_logprobs, padded
+from float64_delta import Float64DeltaModel
 from float64_gated import Float64GatedModel
 from random_checkpoint import write_random_checkpoint
-from tiny_variants import GATED, variant
+from tiny_variants import GATED, LING_LIGHTNING, variant
 
 import hybridlm
 
@@ -20,7 +21,7 @@ PROMPTS = [[int(token) for token in np.random.default_rng(n).integers(64, size=n
 NEW = 12
 
 
-@pytest.fixture(scope="module", params=[each.name for each in GATED])
+@pytest.fixture(scope="module", params=[each.name for each in (*GATED, LING_LIGHTNING)])
 def directory(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_random_checkpoint(request.param, tmp_path_factory.mktemp("gated") / request.param)
 
@@ -31,12 +32,12 @@ def tolerance(directory: Path) -> float:
 
 
 @pytest.fixture(scope="module")
-def model(directory: Path) -> Float64GatedModel:
-    return Float64GatedModel(directory)
+def model(directory: Path) -> Float64GatedModel | Float64DeltaModel:
+    return Float64DeltaModel(directory) if directory.name == LING_LIGHTNING.name else Float64GatedModel(directory)
 
 
 @pytest.fixture(scope="module")
-def logits(model: Float64GatedModel) -> list[np.ndarray]:
+def logits(model: Float64GatedModel | Float64DeltaModel) -> list[np.ndarray]:
     return [model.forward(prompt) for prompt in PROMPTS]
 
 
@@ -67,7 +68,7 @@ def test_scores_in_chunks(lm: hybridlm.LM, logits: list[np.ndarray], tolerance: 
 
 
 @pytest.mark.slow
-def test_greedy_tokens(lm: hybridlm.LM, model: Float64GatedModel, tolerance: float) -> None:
+def test_greedy_tokens(lm: hybridlm.LM, model: Float64GatedModel | Float64DeltaModel, tolerance: float) -> None:
     for prompt, completion in zip(PROMPTS, lm.generate(PROMPTS, max_tokens=NEW, ignore_eos=True), strict=True):
         assert len(completion.token_ids) == NEW
         # Each token is the best of the reference after the tokens before it.

@@ -32,13 +32,3 @@ def test_a_repeated_custom_id_names_both_lines(tmp_path: Path):
     source.write_text(source.read_text() + source.read_text())
     with pytest.raises(ValueError, match=r"line 6: custom_id: is used twice, first in line 1"):
         run_toy(NO_MODEL, source, tmp_path / "strict.jsonl", window=2, strict=True)
-
-
-@pytest.mark.parametrize("content", [b"", b"\n \r\n", b"\xef\xbb\xbf"], ids=["empty", "blank", "mark"])
-def test_a_file_without_requests_is_refused(tmp_path: Path, content: bytes):
-    (tmp_path / "in.jsonl").write_bytes(content)
-    (tmp_path / "out.jsonl").write_text("older")
-    with pytest.raises(ValueError, match=r"in\.jsonl: holds no lines; expected at least one line"):
-        run_toy(NO_MODEL, tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=8)
-    assert (tmp_path / "out.jsonl").read_text() == "older"
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["in.jsonl", "out.jsonl"]

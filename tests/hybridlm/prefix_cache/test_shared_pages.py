@@ -12,7 +12,6 @@ from kept_states import empty_cache
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import scheduler
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.runner import Move, OneProcess
@@ -247,12 +246,6 @@ def test_a_state_that_takes_the_last_room_is_given_up(cold: hybridlm.LM, few_pag
     for _ in range(2):
         assert alone(few_pages, prompt, 40) == alone(cold, prompt, 40)
         cache_of(few_pages).check_integrity()
-
-
-@pytest.fixture
-def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sequences join with hardly more than their prompts, so that they soon need more."""
-    monkeypatch.setattr(scheduler, "ROOM", 3)
 
 
 def test_sequences_with_shared_pages_are_preempted(

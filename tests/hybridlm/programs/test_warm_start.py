@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 from random_checkpoint import write_random_checkpoint
-from text_checkpoint import write_text_checkpoint
 
 CHILD = """
 import json, logging, sys
@@ -105,37 +104,32 @@ def check_warm(cold: dict[str, Any], warm: dict[str, Any]) -> None:
         assert any(line.startswith("INFO") and "from the store" in line and name in line for line in warm["lines"])
 
 
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("text"))
-
-
 # By default two processes of test_load.py show that the second finds the steps of the first.
 @pytest.mark.long
-def test_second_process_compiles_nothing(checkpoint: Path, tmp_path: Path, root: Path) -> None:
+def test_second_process_compiles_nothing(text_path: Path, tmp_path: Path, root: Path) -> None:
     cache = str(tmp_path / "cache")
-    cold = run(checkpoint, root, compilation_cache=cache)
-    check_warm(cold, run(checkpoint, root, compilation_cache=cache))
+    cold = run(text_path, root, compilation_cache=cache)
+    check_warm(cold, run(text_path, root, compilation_cache=cache))
     assert len(list((tmp_path / "cache" / "steps").iterdir())) >= len(cold["certificates"])
 
 
 @pytest.mark.long
-def test_other_settings_and_damaged_files_are_compiled_anew(checkpoint: Path, tmp_path: Path, root: Path) -> None:
+def test_other_settings_and_damaged_files_are_compiled_anew(text_path: Path, tmp_path: Path, root: Path) -> None:
     cache = str(tmp_path / "cache")
-    cold = run(checkpoint, root, compilation_cache=cache)
+    cold = run(text_path, root, compilation_cache=cache)
     files = sorted((tmp_path / "cache" / "steps").iterdir())
-    other = run(checkpoint, root, compilation_cache=cache, certify="warn")
+    other = run(text_path, root, compilation_cache=cache, certify="warn")
     assert other["counts"]["compile_step"] == len(other["certificates"]) and other["tokens"] == cold["tokens"]
 
     for file in files:
         content = bytearray(file.read_bytes())
         content[-100] ^= 1
         file.write_bytes(content)
-    damaged = run(checkpoint, root, compilation_cache=cache)
+    damaged = run(text_path, root, compilation_cache=cache)
     assert damaged["tokens"] == cold["tokens"]
     assert damaged["counts"]["compile_step"] == len(cold["certificates"])
     assert len([line for line in damaged["lines"] if line.startswith("WARNING")]) == len(cold["certificates"])
-    check_warm(damaged, run(checkpoint, root, compilation_cache=cache))
+    check_warm(damaged, run(text_path, root, compilation_cache=cache))
 
 
 @pytest.mark.long

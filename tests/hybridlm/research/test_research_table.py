@@ -23,7 +23,7 @@ LABELS = {"ling_lightning": "bailing_hybrid 2.5"}
 
 
 def row(name: str) -> str:
-    text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
+    text = {**variant(name).config, **FAMILIES[name]}
     family = family_of(text)
     model = family.abstract(family.read_config(text))
     arrays = {array.role for array in jax.tree.leaves(model.state_arrays())}
@@ -44,7 +44,7 @@ def test_the_page_lists_the_parts_of_each_model() -> None:
 @pytest.mark.parametrize("name", FAMILIES)
 def test_every_read_state_is_put_back(name: str) -> None:
     """By the names of its layer and array, also inside a shared block of Zamba2."""
-    text = {"model_type": variant(name).family, **variant(name).text, **FAMILIES[name]}
+    text = {**variant(name).config, **FAMILIES[name]}
     family = family_of(text)
     arrays = family.abstract(family.read_config(text)).state_arrays()
     sites = {

@@ -84,16 +84,6 @@ def test_many_rows_of_64_prompts_take_little_more_than_distinct_tokens(
     assert [row["id"] for row in read_lines(tmp_path / "out.jsonl")] == list(range(2500))
 
 
-def test_unsorted_rows_take_more_and_give_the_same(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(os, "fsync", lambda descriptor: None)
-    rows = shuffled(prompts(16, 300), 16, 20)
-    texts, counted, unsorted = write_lines(tmp_path / "in.jsonl", rows), Counting(), Counting()
-    run_toy(counted.scorer, texts, tmp_path / "out.jsonl", window=64)
-    run_toy(unsorted.scorer, texts, tmp_path / "unsorted.jsonl", window=64, sort_window=0)
-    assert unsorted.computed > 1.5 * counted.computed
-    assert (tmp_path / "out.jsonl").read_bytes() == (tmp_path / "unsorted.jsonl").read_bytes()
-
-
 @pytest.mark.parametrize("output", ["out.jsonl", "out.parquet"])
 @pytest.mark.parametrize("parts", [1, 3, 5])
 def test_continues_with_the_same_bytes(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, output: str, parts: int):

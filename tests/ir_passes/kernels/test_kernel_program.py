@@ -56,7 +56,7 @@ def test_any_number_of_lanes(lanes: int):
         tokens = pl.BlockSpec((zoo.ONE, zoo.CHUNK, VALUE), lambda lane, chunk: (lane, chunk, 0))
         row = pl.BlockSpec((zoo.ONE, VALUE), lambda lane, chunk: (lane, 0))
         return pl.pallas_call(
-            zoo.prefill_body, grid=(lanes, zoo.CHUNKS), in_specs=[tokens, row], out_specs=[tokens, row],
+            zoo.prefill_body(), grid=(lanes, zoo.CHUNKS), in_specs=[tokens, row], out_specs=[tokens, row],
             out_shape=zoo.like(x, rows), scratch_shapes=[pltpu.VMEM((VALUE,), jnp.float32)],
             compiler_params=pltpu.CompilerParams(), interpret=True,
         )(x, rows)  # fmt: skip

@@ -165,11 +165,6 @@ def test_an_unknown_model_type_lists_the_supported_ones(config: dict[str, Any]) 
         assert repr(config["model_type"]) in str(error.value)
 
 
-@pytest.mark.parametrize("name", ["qwen3_next", "qwen3_5", "qwen3_5_text", "qwen3_5_moe", "qwen3_5_moe_text"])
-def test_supported_model_types(name: str) -> None:
-    assert family_of({"model_type": name}).name == name.removesuffix("_text")
-
-
 def test_unknown_fields_are_reported_and_boilerplate_is_not() -> None:
     boilerplate = {
         "architectures": ["Qwen3_5ForCausalLM"],

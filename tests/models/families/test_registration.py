@@ -90,7 +90,7 @@ def test_a_broken_entry_point_names_its_distribution(tmp_path: Path, monkeypatch
 
 def stateful(name: str) -> list[Stateful]:
     """Layers of a checkpoint's model."""
-    fields = {"model_type": variant(name).family, **variant(name).text, **CHECKPOINTS[name]}
+    fields = {**variant(name).config, **CHECKPOINTS[name]}
     family = family_of(fields)
     return family.abstract(family.read_config(fields)).stateful()
 

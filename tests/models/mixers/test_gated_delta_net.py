@@ -42,9 +42,3 @@ def test_sigmoid_gate_and_weights_minus_one() -> None:
     by_silu, by_sigmoid = (np.asarray(mixer.project_out(mixed, gate, lanes)) for mixer in (plain, other))
     weight = np.tile(np.asarray(plain.norm[...]), 4)
     np.testing.assert_allclose(by_sigmoid * np.asarray(gate) * weight, by_silu * 1.6 * (weight + 1), rtol=0, atol=1e-5)
-
-
-def test_widths_of_the_published_35b_model() -> None:
-    """One token's scratch is wider than the layer's output."""
-    config = GatedDeltaNetConfig(16, 32, 128, 128, 4, 1e-6)
-    assert (config.channels, config.value_width) == (8192, 4096)

@@ -39,9 +39,3 @@ def test_decay_is_its_formula(config: KimiDeltaAttentionConfig) -> None:
     expected = -rate * np.logaddexp(0, f) if c.lower_bound is None else c.lower_bound / (1 + np.exp(-rate * f))
     np.testing.assert_allclose(result, expected, rtol=1e-5, atol=1e-5)
     assert (result <= 0).all()
-
-
-def test_widths_of_the_published_48b_model() -> None:
-    """The convolution is three times as wide as the layer's output."""
-    config = KimiDeltaAttentionConfig(32, 128, 4, 1e-5, bottleneck=128)
-    assert (config.channels, config.width) == (12288, 4096)

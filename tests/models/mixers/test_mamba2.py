@@ -1,7 +1,5 @@
 """The Mamba2 layer: float64 equations, chunked equality, and every family variant."""
 
-import math
-
 import numpy as np
 import pytest
 from filled import filled
@@ -53,10 +51,3 @@ def test_equals_its_equations_in_float64(name: str) -> None:
 
 def test_chunks_equal_single_tokens_at_every_length() -> None:
     check_lengths(layer(BASE)[0], HIDDEN, LENGTHS, 1e-4, {"recurrent": 5e-5, "conv": 1e-6})
-
-
-def test_widths_of_the_published_nano_model() -> None:
-    """Nemotron-3-Nano: the convolution is half as wide again as the layer's output."""
-    config = Mamba2Config(64, 64, 8, 128, 4, 1e-5)
-    assert (config.channels, config.width, sum(part.size for part in config.segments)) == (6144, 4096, 10304)
-    assert config.step_limits == (0.0, math.inf)

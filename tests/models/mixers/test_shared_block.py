@@ -1,12 +1,10 @@
 """Mamba2 with a shared block: chunks, single tokens, accepted drafts, state of each call."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoder_lanes import check_accepted_drafts, in_lanes, run
+from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
@@ -35,27 +33,11 @@ def tokens(count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 13, (len(LENGTHS), count)).astype(np.int32)
 
 
-def by_tokens(decoder: Decoder, ids: np.ndarray, lengths: np.ndarray, state: Any) -> tuple[np.ndarray, Any]:
-    outputs = []
-    for i in range(ids.shape[1]):
-        real = np.clip(lengths - i, 0, 1)
-        hidden, state = run(decoder, ids[:, i : i + 1], real, np.full(len(lengths), i, np.int32), state)
-        outputs.append(np.asarray(hidden)[:, 0])
-    return np.stack(outputs, axis=1), state
-
-
 def test_chunks_equal_single_tokens() -> None:
-    """Lanes of different lengths; the idle lane keeps its rows of NaN bit for bit."""
-    decoder, ids, zeros = model(), tokens(7), np.zeros(4, np.int32)
+    """Lanes of different lengths, in rows of NaN."""
+    decoder = model()
     state = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), decoder.init_state(4, 16, jnp.float32))
-    hidden, new = jax.device_get(run(decoder, ids, LENGTHS, zeros, state))
-    expected, last = jax.device_get(by_tokens(decoder, ids, LENGTHS, state))
-    for lane, length in enumerate(LENGTHS):
-        np.testing.assert_allclose(hidden[lane, :length], expected[lane, :length], atol=2e-5)
-    for a, b, array in zip(*map(jax.tree.leaves, (new, last, decoder.state_arrays())), strict=True):
-        a, b = (in_lanes(leaf) if array.grows else leaf for leaf in (a, b))
-        np.testing.assert_allclose(a[:3], b[:3], atol=2e-5)
-        assert np.isnan(a[3]).all()
+    check_single_tokens(decoder, tokens(7), LENGTHS, state)
 
 
 @pytest.mark.parametrize("accepted", range(5))

@@ -14,7 +14,7 @@ from models.state.state import state_array
 @pytest.mark.parametrize("context", [1, 513])
 def test_size_of_a_state(name: str, context: int) -> None:
     """Attention next to a recurrence, compressed keys, convolution inputs alone."""
-    config = {"model_type": variant(name).family, **variant(name).text}
+    config = variant(name).config
     family = family_of(config)
     model = nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0)))
 

@@ -1,8 +1,11 @@
-"""config.json of published models, without the fields that set no number here."""
+"""config.json of published models, without the fields that set no number here, and models of a config.json."""
 
+from collections.abc import Mapping
 from typing import Any
 
 from published_mamba import FALCON, GRANITE, NANO, SUPER, ZAMBA2
+
+from models import DecoderConfig, family_of
 
 _ROPE = {"rope_type": "default", "rope_theta": 1e7, "partial_rotary_factor": 0.25}
 _QWEN = {
@@ -235,3 +238,8 @@ PUBLISHED = {
     "Lara-4-Mini": LARA, "Granite-4.0-H-Small": GRANITE, "Falcon-H1-34B": FALCON, "Zamba2-2.7B": ZAMBA2,
 }  # fmt: skip
 """Configurations by the name of the model."""
+
+
+def read(config: Mapping[str, Any]) -> DecoderConfig:
+    """Return the model that a config.json describes."""
+    return family_of(config).read_config(config)

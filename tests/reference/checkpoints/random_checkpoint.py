@@ -35,7 +35,7 @@ def write_random_checkpoint(name: str, directory: Path, head: bool = False, seed
         seed: of the tensors.
         fields: of config.json, in place of the variant's.
     """
-    text = {"model_type": variant(name).family, **variant(name).text, "vocab_size": VOCABULARY, **fields}
+    text = {**variant(name).config, "vocab_size": VOCABULARY, **fields}
     family = family_of(text)
     if head:
         assert family.with_head is not None

@@ -43,6 +43,11 @@ class Variant:
     rewritten: Mapping[str, Any] = dataclasses.field(default_factory=dict)
 
     @property
+    def config(self) -> dict[str, Any]:
+        """The config.json of a text model."""
+        return {"model_type": self.family, **self.text}
+
+    @property
     def tied(self) -> bool:
         return bool(self.text["tie_word_embeddings"])
 
@@ -233,6 +238,7 @@ LING_LIGHTNING = Variant(
         "group_norm_size": 2, "moe_intermediate_size": 32, "num_experts": 8, "num_experts_per_tok": 2,
         "num_shared_experts": 1, "n_group": 2, "topk_group": 1, "routed_scaling_factor": 2.5, "num_hidden_layers": 6,
         "layer_group_size": 3, "first_k_dense_replace": 1, "num_nextn_predict_layers": 1,
+        "expert_swiglu_limit_list": [0, 0.3, 0, 0.3, 0.2, 0], "share_expert_swiglu_limit_list": [0, 0, 0.2, 0.3, 0, 0],
     },
 )  # fmt: skip
 """Ling 2.5, without a class in transformers; tests compare it with `float64_delta`."""

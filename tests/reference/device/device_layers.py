@@ -112,7 +112,7 @@ def step_name(lanes: int, tokens: int, context: int, visible: int) -> str:
 def layer_engine(layers: int, lanes: int, context: int, kernels: str, tiny: bool) -> Engine:
     """Return an engine of the first layers without weights or proofs."""
     if tiny:
-        config: dict[str, Any] = {"model_type": variant("sparse_base").family, **variant("sparse_base").text}
+        config: dict[str, Any] = variant("sparse_base").config
     else:
         text = PUBLISHED[MODEL]["text_config"]
         text = text | {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}

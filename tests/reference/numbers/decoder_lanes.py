@@ -1,4 +1,4 @@
-"""Whole decoders over lanes of pages: steps, and states after accepted drafts."""
+"""Whole decoders over lanes of pages: steps of tokens at once and one by one, states after accepted drafts."""
 
 from typing import Any
 
@@ -24,6 +24,23 @@ def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: j
 def in_lanes(cache: Any) -> np.ndarray:
     """Return the pages of each of four lanes, [lane, page, ..]."""
     return np.asarray(cache)[1:].reshape((4, -1, *cache.shape[1:]))
+
+
+def check_single_tokens(decoder: Decoder, ids: np.ndarray, lengths: np.ndarray, state: Any) -> None:
+    """Compare lanes at once with the same token by token; the idle last lane keeps its rows bit for bit."""
+    hidden, new = jax.device_get(run(decoder, ids, lengths, np.zeros(4, np.int32), state))
+    outputs, last = [], state
+    for i in range(ids.shape[1]):
+        real, positions = np.clip(lengths - i, 0, 1), np.full(4, i, np.int32)
+        out, last = run(decoder, ids[:, i : i + 1], real, positions, last)
+        outputs.append(np.asarray(out)[:, 0])
+    for lane, length in enumerate(lengths):
+        np.testing.assert_allclose(hidden[lane, :length], np.stack(outputs, 1)[lane, :length], atol=2e-5)
+    leaves = map(jax.tree.leaves, (new, last, state, decoder.state_arrays()))
+    for a, b, old, array in zip(*leaves, strict=True):
+        a, b, old = (in_lanes(leaf) if array.grows else np.asarray(leaf) for leaf in (a, b, old))
+        np.testing.assert_allclose(a[:3], b[:3], atol=2e-5)
+        assert a[3].tobytes() == old[3].tobytes() == b[3].tobytes()
 
 
 def check_accepted_drafts(decoder: Decoder, ids: np.ndarray, accepted: int) -> None:

@@ -33,26 +33,37 @@ def by_tokens(mixer, x, lengths, positions, state, blocks):
     return jnp.moveaxis(outs, 0, 1), state
 
 
-def check_equations(mixer: Any, hidden: int, equations: Callable[[np.ndarray], dict[str, np.ndarray]]) -> None:
-    """Compare lanes of 9, 2 and 0 tokens, from rows of NaN and with NaN in padding, with equations in float64.
+def check_equations(
+    mixer: Any,
+    hidden: int,
+    equations: Callable[[np.ndarray], dict[str, np.ndarray]],
+    lengths: tuple[int, int, int] = (9, 2, 0),
+    atol: float = 2e-5,
+    blocks: int = 0,
+) -> None:
+    """Compare lanes, from rows of NaN and with NaN in padding, with equations in float64.
 
     Args:
         mixer: the module.
         hidden: width of its input.
         equations: input [T, hidden] -> outputs "out" [T, hidden], and fields of the last state of one lane.
+        lengths: tokens of the lanes; the last one is idle.
+        atol: tolerance of the outputs; that of the states is 2e-5.
+        blocks: blocks of a key/value cache to visit.
     """
-    lengths = np.array([9, 2, 0], np.int32)
-    x = np.random.default_rng(0).normal(size=(3, 9, hidden)).astype(np.float32)
-    x[np.arange(9)[None] >= lengths[:, None]] = np.nan
-    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), mixer.init_state(3, 16, np.float32))
-    out, new = jax.device_get(run(mixer, x, lengths, np.zeros(3, np.int32), state, 0))
+    counts = np.array(lengths, np.int32)
+    x = np.random.default_rng(0).normal(size=(3, max(lengths), hidden)).astype(np.float32)
+    x[np.arange(max(lengths))[None] >= counts[:, None]] = np.nan
+    pools = mixer.init_state(3, max(lengths), np.float32)
+    state = jax.tree.map(lambda leaf: np.full(leaf.shape, np.nan, leaf.dtype), pools)
+    out, new = jax.device_get(run(mixer, x, counts, np.zeros(3, np.int32), state, blocks))
     for lane, length in enumerate(lengths[:2]):
         expected = equations(x[lane, :length].astype(np.float64))
-        np.testing.assert_allclose(out[lane, :length], expected.pop("out"), rtol=0, atol=2e-5)
+        np.testing.assert_allclose(out[lane, :length], expected.pop("out"), rtol=0, atol=atol)
         for field, array in expected.items():
             actual = getattr(new, field)[lane].reshape(array.shape)
             np.testing.assert_allclose(actual, array, rtol=0, atol=2e-5, err_msg=field)
-    assert all(np.isnan(leaf[2]).all() for leaf in jax.tree.leaves(new))
+    assert all(np.isnan(by_lane(leaf, 3)[2]).all() for leaf in jax.tree.leaves(new))
 
 
 def check_lengths(

@@ -47,7 +47,7 @@ class Steps(NamedTuple):
 
 def tiny(name: str, head: bool = False, **fields: Any) -> Tiny:
     """A variant with divisible sizes: a vocabulary of 64, and given fields."""
-    text = {"model_type": variant(name).family, **variant(name).text, "vocab_size": 64, **fields}
+    text = {**variant(name).config, "vocab_size": 64, **fields}
     family = family_of(text)
     if head:
         assert family.with_head is not None

@@ -8,7 +8,6 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from jax.experimental import pallas as pl
 from recurrence_cases import (
     FORMS,
     HEADS,
@@ -23,9 +22,6 @@ from recurrence_cases import (
     zero_padding,
 )
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
-from ir_passes.proof.lane_proof import prove_isolation
-from models.ops.gpu_call import gpu_call, store_if
 from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule, delta_rule_step, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
 from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
@@ -186,56 +182,6 @@ def test_rows_by_slot_are_proved(form: str, tokens: int):
         return tuple(recurrent_step(RecurrenceInputs(**rest, state=state, valid=valid, slots=slots), interpret=True))
 
     check_proof_by_slot(KERNEL, step, (pool, *args, slots))
-
-
-def read_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
-    """Copy the row of lane 0 for each lane."""
-    slot, other = slots[pl.program_id(0)], slots[0]
-    out[...] = state[other, :]
-    store_if(valid[pl.program_id(0)] > 0, new.at[slot, :], state[slot, :])
-
-
-def write_neighbour_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
-    """Write to the row of lane 0 for each lane."""
-    out[...] = state[slots[pl.program_id(0)], :]
-    store_if(valid[pl.program_id(0)] > 0, new.at[slots[0], :], out[...])
-
-
-def write_idle_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
-    """Double the rows of all lanes, also of idle ones."""
-    row = slots[pl.program_id(0)]
-    out[...] = state[row, :]
-    new[row, :] = 2.0 * out[...]
-
-
-def double_kernel(slots: Any, valid: Any, state: Any, out: Any, new: Any) -> None:
-    """Double the rows of busy lanes."""
-    row = slots[pl.program_id(0)]
-    out[...] = jnp.where(valid[pl.program_id(0)] > 0, state[row, :], 0.0)
-    store_if(valid[pl.program_id(0)] > 0, new.at[row, :], 2.0 * state[row, :])
-
-
-@pytest.mark.parametrize(("body", "proved"), [
-    (double_kernel, True), (read_neighbour_kernel, False), (write_neighbour_kernel, False), (write_idle_kernel, False),
-])  # fmt: skip
-def test_a_kernel_that_leaves_its_rows_is_refused(body: Any, proved: bool):
-    array, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), 16), lambda lane: (lane, 0))
-    types = [jax.ShapeDtypeStruct((LANES, 16), jnp.float32), jax.ShapeDtypeStruct((SLOTS, 16), jnp.float32)]
-    grid = pl.GridSpec(grid=(LANES,), in_specs=[array] * 3, out_specs=[row, array])
-    call = gpu_call(body, grid, types, aliases={2: 1}, interpret=True)
-
-    def step(pool: Any, lengths: Any, slots: Any) -> Any:
-        return tuple(call(slots, lengths, pool))
-
-    contract = LaneContract(
-        (Pool("rows"), Lane(role="length"), SlotMap("rows", SLOTS, null=False)), (Lane(), Pool("rows"))
-    )
-    args = jnp.zeros((SLOTS, 16)), jnp.ones(LANES, jnp.int32), jnp.arange(LANES, dtype=jnp.int32)
-    if proved:
-        prove_isolation(step, args, contract)
-        return
-    with pytest.raises(IsolationError):
-        prove_isolation(step, args, contract)
 
 
 @pytest.mark.each_value

@@ -8,15 +8,25 @@ import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Evidence, Kind, wrong
 from zoo.attention import HEADS, KV, SIZE, project
-from zoo.packed import LANES, PAGE, PAGES, SLOTS, TOKENS, lanes_of, over_channels
+from zoo.packed import (
+    LANES,
+    PAGE,
+    PAGES,
+    SLOTS,
+    TOKENS,
+    Change,
+    channels,
+    identity,
+    lanes_of,
+    mapped,
+    scanned,
+)
 
 BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS)
 NO_RULE = (Kind.UNKNOWN,)
 """Uses of `searchsorted` in jax 0.12, one operation without a rule: the right ones are known as a whole."""
-Change = Callable[[Any], Any]
 
 
-identity = lambda x: x
 _page_of = lambda tables, lane, place: tables.at[lane, place].get(mode="fill", fill_value=PAGES)
 _equal = lambda ids: ids[:, None] == ids[None, :]
 
@@ -28,24 +38,6 @@ def _counted(ends: Change = lambda cu: cu[1:], side: str = "right") -> Change:
 def _running(ends: Change = lambda cu: cu[1:], unique: bool = False) -> Change:
     """Lanes of tokens by running counts of ends."""
     return lambda cu: jnp.cumsum(jnp.zeros(TOKENS, jnp.int32).at[ends(cu)].add(1, unique_indices=unique))
-
-
-def _scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = identity) -> Any:
-    """The recurrence with other lanes, rows, or token places."""
-
-    def step(w, x, cu, pool, slots):
-        of = lane(cu)
-        index = jnp.where(of < LANES, slots[of], SLOTS) if rows is None else rows(of, slots, cu)
-
-        def token(pool, item):
-            x, row = item
-            state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
-            return pool.at[row].set(state, mode="drop"), state
-
-        pool, y = lax.scan(token, pool, (tokens(x), index))
-        return y, pool
-
-    return step
 
 
 def _carried(mode: str = "drop", lane: Change = lanes_of, reset: bool = True) -> Any:
@@ -105,32 +97,6 @@ def _paged(page: Any, read: Change = identity) -> Any:
     return step
 
 
-def _mapped(rows: Change = identity, mode: str = "drop", shift: int = 0) -> Any:
-    """Rows of other tokens, clamped padding, or pages off by one."""
-
-    def step(w, x, cu, pool, tables, written):
-        offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
-        read = (tables[:, :, None] * PAGE + offsets).reshape(LANES, -1)
-        for layer in range(2):
-            pool = pool.at[layer, rows(written)].set(jnp.tanh(x @ w), mode=mode)
-            mean = pool[layer, read].mean(axis=1)
-            x = x + mean.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
-        return x[cu[1:] - 1], pool
-
-    return step
-
-
-def _channels(lane: Change = lanes_of, mode: str = "fill", change: Change = identity) -> Any:
-    """Channels split over devices with a fault in layout, padding or sums."""
-
-    def local(w, x, cu, pool, slots):
-        initial = pool[slots]
-        y = jnp.tanh(x + initial.at[lane(cu)].get(mode=mode)) * lax.psum(jnp.sum(w * w), "model") + change(x)
-        return y, pool.at[slots].set(0.5 * initial + jax.ops.segment_sum(x, lane(cu), LANES))
-
-    return over_channels(local)
-
-
 def _one(base: str, id: str, description: str, step: Any, *kinds: Kind, **changes: Any) -> Any:
     return wrong(base, f"packed-{id}", "vLLM", description, step, *BAD, *kinds, **changes)
 
@@ -146,20 +112,20 @@ _repeated = lambda cu: jnp.repeat(jnp.arange(LANES), jnp.diff(cu), total_repeat_
 CHANNELS = "sharded channels of packed tokens"
 MUTANTS = (
     _one(CHANNELS, "channels-left", "inside of a shard_map the last token of a lane is the next one's",
-         _channels(_counted(side="left")), *NO_RULE),
+         channels(_counted(side="left")), *NO_RULE),
     _one(CHANNELS, "channels-shifted", "cu_seqlens shifted by one token inside of a shard_map",
-         _channels(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
-    _one(CHANNELS, "channels-padding", "padding is added to the last lane inside of a shard_map", _channels(_repeated)),
+         channels(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
+    _one(CHANNELS, "channels-padding", "padding is added to the last lane inside of a shard_map", channels(_repeated)),
     _one(CHANNELS, "channels-summed", "all tokens see a sum over tokens, of the devices too",
-         _channels(change=lambda x: lax.psum(x.sum(0, keepdims=True), "model"))),
-    _one(SCANNED, "left", "the last token of a lane is the next one's", _scanned(_counted(side="left")), *NO_RULE),
-    _one(SCANNED, "begins", "lanes counted from their beginnings", _scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
-    _one(SCANNED, "shifted", "cu_seqlens shifted by one token", _scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
+         channels(change=lambda x: lax.psum(x.sum(0, keepdims=True), "model"))),
+    _one(SCANNED, "left", "the last token of a lane is the next one's", scanned(_counted(side="left")), *NO_RULE),
+    _one(SCANNED, "begins", "lanes counted from their beginnings", scanned(_counted(lambda cu: cu[:-1])), *NO_RULE),
+    _one(SCANNED, "shifted", "cu_seqlens shifted by one token", scanned(_counted(lambda cu: cu[1:] + 1)), *NO_RULE),
     _one(SCANNED, "padding-clamped", "padding reads and writes the slot of the last lane",
-         _scanned(rows=lambda lane, slots, cu: slots[lane])),
+         scanned(rows=lambda lane, slots, cu: slots[lane])),
     _one(SCANNED, "padding-half", "the guard lets the first token of padding through",
-         _scanned(rows=lambda lane, slots, cu: jnp.where(jnp.arange(TOKENS) <= cu[-1], slots[lane], SLOTS))),
-    _one(SCANNED, "rolled", "tokens one place further", _scanned(tokens=lambda x: jnp.roll(x, 1, axis=0))),
+         scanned(rows=lambda lane, slots, cu: jnp.where(jnp.arange(TOKENS) <= cu[-1], slots[lane], SLOTS))),
+    _one(SCANNED, "rolled", "tokens one place further", scanned(tokens=lambda x: jnp.roll(x, 1, axis=0))),
     _one(CARRIED, "clip", "padding is clamped to the state of the last lane", _carried(mode="clip")),
     _one(CARRIED, "repeat", "padding is of the last lane", _carried(lane=_repeated)),
     _one(CARRIED, "no-reset", "one state goes on from lane to lane", _carried(reset=False)),
@@ -177,10 +143,10 @@ MUTANTS = (
     _one(PAGED, "page-of-next", "pages of the next lane", _paged(lambda t, lane, index: _page_of(t, lane + 1, index))),
     _one(PAGED, "page-after", "tokens go to the page behind", _paged(lambda t, lane, i: _page_of(t, lane, i) + 1)),
     _one(PAGED, "read-of-next", "pages of the next lane are read", _paged(_page_of, read=lambda t: jnp.roll(t, 1, 0))),
-    _one(MAPPED, "rows-clamped", "padding is clamped to the last row", _mapped(mode="clip")),
-    _one(MAPPED, "rows-rolled", "the row of the token before", _mapped(lambda rows: jnp.roll(rows, 1))),
-    _one(MAPPED, "rows-shifted", "the row behind", _mapped(lambda rows: rows + 1)),
-    _one(MAPPED, "rows-read", "pages are read from the row behind their first", _mapped(shift=1)),
+    _one(MAPPED, "rows-clamped", "padding is clamped to the last row", mapped(mode="clip")),
+    _one(MAPPED, "rows-rolled", "the row of the token before", mapped(lambda rows: jnp.roll(rows, 1))),
+    _one(MAPPED, "rows-shifted", "the row behind", mapped(lambda rows: rows + 1)),
+    _one(MAPPED, "rows-read", "pages are read from the row behind their first", mapped(shift=1)),
     _one(IDS, "less-or-equal", "lanes see those before", _attention(lambda ids: ids[:, None] >= ids[None, :])),
     _one(IDS, "no-mask", "tokens see all before", _attention(lambda ids: jnp.tril(jnp.ones((TOKENS, TOKENS), bool)))),
     _one(IDS, "or-mask", "causal or of one lane", _attention(lambda ids: _equal(ids) | (jnp.eye(TOKENS) > 0)[::-1])),

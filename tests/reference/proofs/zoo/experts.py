@@ -1,5 +1,6 @@
 """Mixtures of experts behind a small recurrence: dense, gathered, and sorted for grouped products."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -82,15 +83,19 @@ def grouped(w: Any, rows: Array, sizes: Array) -> Array:
     return lax.ragged_dot(jax.nn.silu(lax.ragged_dot(rows, w["up"], sizes)), w["down"], sizes)
 
 
-def sorted_step(w, pool, slots, x):
-    """Rows sorted by expert, a grouped product, and back by the argsort of the argsort."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
-    flat = expert.reshape(-1)
-    order = jnp.argsort(flat)
-    y = grouped(w, x[order // TOP], jnp.bincount(flat, length=EXPERTS).astype(jnp.int32))
-    y = y[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
-    return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+def ordered(change: Callable[[jax.Array, jax.Array], jax.Array] = lambda rows, order: rows) -> Any:
+    """Rows sorted by expert, changed, a grouped product, and back by the argsort of the argsort."""
+
+    def step(w, pool, slots, x):
+        x, pool = recur(pool, slots, x)
+        chosen, expert = route(w, x)
+        flat = expert.reshape(-1)
+        order = jnp.argsort(flat)
+        y = grouped(w, change(x[order // TOP], order), jnp.bincount(flat, length=EXPERTS).astype(jnp.int32))
+        y = y[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
+        return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+
+    return step
 
 
 def scattered_step(w, pool, slots, x):
@@ -132,7 +137,7 @@ PROGRAMS = (
     Program("dense experts in a scan", one_hot_step, CONTRACT, draw),
     Program("gathered experts", gathered_step, CONTRACT, draw),
     Program("gathered experts, vmapped", vmapped_step, CONTRACT, draw),
-    Program("sorted experts, argsort of argsort", sorted_step, CONTRACT, draw),
+    Program("sorted experts, argsort of argsort", ordered(), CONTRACT, draw),
     Program("sorted experts, scattered back", scattered_step, CONTRACT, draw),
     Program("sorted experts, inverse by scatter", inverse_scatter_step, CONTRACT, draw),
     Program("sorted experts, added up at their lanes", summed_step, CONTRACT, draw),

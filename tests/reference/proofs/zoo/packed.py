@@ -1,5 +1,6 @@
 """Packed tokens as in vLLM-TPU, SGLang-JAX and EasyDeL: mixed prefill and decode, padding."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -95,18 +96,26 @@ def lanes_of(cu: jax.Array) -> jax.Array:
     return jnp.searchsorted(cu[1:], jnp.arange(TOKENS), side="right")
 
 
-def scanned_step(w, x, cu, pool, slots):
-    """A recurrence token by token; slots of lanes address the states."""
-    lane = lanes_of(cu)
-    rows = jnp.where(lane < LANES, slots[lane], SLOTS)
+Change = Callable[[Any], Any]
+identity = lambda x: x
 
-    def token(pool, item):
-        x, row = item
-        state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
-        return pool.at[row].set(state, mode="drop"), state
 
-    pool, y = lax.scan(token, pool, (x, rows))
-    return y, pool
+def scanned(lane: Change = lanes_of, rows: Any = None, tokens: Change = identity) -> Any:
+    """A recurrence token by token; slots of lanes address the states. Lanes, rows or tokens may be other ones."""
+
+    def step(w, x, cu, pool, slots):
+        of = lane(cu)
+        index = jnp.where(of < LANES, slots[of], SLOTS) if rows is None else rows(of, slots, cu)
+
+        def token(pool, item):
+            x, row = item
+            state = jnp.tanh(0.5 * pool.at[row].get(mode="fill", fill_value=0) + x @ w)
+            return pool.at[row].set(state, mode="drop"), state
+
+        pool, y = lax.scan(token, pool, (tokens(x), index))
+        return y, pool
+
+    return step
 
 
 def carried_step(w, x, cu, pool, slots):
@@ -153,14 +162,19 @@ def paged_step(w, x, positions, cu, pools, tables, temperature):
     return y[cu[1:] - 1] / temperature[:, None] + history.sum(-1, keepdims=True), y, pools
 
 
-def mapped_step(w, x, cu, pool, tables, rows):
-    """Two layers over a flat pool, written by slot mapping, read by block table."""
-    read = (tables[:, :, None] * PAGE + jnp.arange(PAGE, dtype=jnp.int32)[None, None]).reshape(LANES, -1)
-    for layer in range(2):
-        pool = pool.at[layer, rows].set(jnp.tanh(x @ w), mode="drop")
-        mean = pool[layer, read].mean(axis=1)
-        x = x + mean.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
-    return x[cu[1:] - 1], pool
+def mapped(rows: Change = identity, mode: str = "drop", shift: int = 0) -> Any:
+    """Two layers over a flat pool, written by slot mapping, read by block table, or by wrong rows."""
+
+    def step(w, x, cu, pool, tables, written):
+        offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
+        read = (tables[:, :, None] * PAGE + offsets).reshape(LANES, -1)
+        for layer in range(2):
+            pool = pool.at[layer, rows(written)].set(jnp.tanh(x @ w), mode=mode)
+            mean = pool[layer, read].mean(axis=1)
+            x = x + mean.at[lanes_of(cu)].get(mode="fill", fill_value=0.0)
+        return x[cu[1:] - 1], pool
+
+    return step
 
 
 def ids_step(w, x, ids, positions, bias):
@@ -189,12 +203,15 @@ def draw_channels(rng: np.random.Generator) -> tuple[Any, ...]:
     return np.pad(w, ((0, 0), (0, 1))), normal(rng, TOKENS, HIDDEN + 1), cu, normal(rng, SLOTS, HIDDEN + 1), slots
 
 
-def local_sums(w, x, cu, pool, slots):
-    """Add each lane's tokens to its state; tokens read the state before."""
-    lane = lanes_of(cu)
-    states = pool[slots]
-    y = jnp.tanh(x + states.at[lane].get(mode="fill", fill_value=0.0)) * lax.psum(jnp.sum(w * w), "model")
-    return y, pool.at[slots].set(0.5 * states + jax.ops.segment_sum(x, lane, LANES))
+def channels(lane: Change = lanes_of, mode: str = "fill", change: Change = identity) -> Any:
+    """Add each lane's tokens to its state, channels split over devices; tokens read the state before."""
+
+    def local(w, x, cu, pool, slots):
+        initial = pool[slots]
+        y = jnp.tanh(x + initial.at[lane(cu)].get(mode=mode)) * lax.psum(jnp.sum(w * w), "model") + change(x)
+        return y, pool.at[slots].set(0.5 * initial + jax.ops.segment_sum(x, lane(cu), LANES))
+
+    return over_channels(local)
 
 
 def cross_step(q, k, queries, keys, bias):
@@ -215,11 +232,11 @@ def draw_cross(rng: np.random.Generator) -> tuple[Any, ...]:
 
 PROGRAMS = (
     Program("packed tokens, queries and keys", cross_step, CROSS, draw_cross),
-    Program("sharded channels of packed tokens", over_channels(local_sums), STATE, draw_channels),
-    Program("packed tokens, scanned by slot", scanned_step, STATE, draw),
+    Program("sharded channels of packed tokens", channels(), STATE, draw_channels),
+    Program("packed tokens, scanned by slot", scanned(), STATE, draw),
     Program("packed tokens, states carried", carried_step, STATE, draw),
     Program("packed tokens, sums and last tokens", pooled_step, ROWS, draw),
     Program("packed tokens, paged prefill and decode", paged_step, PAGED, draw_paged),
-    Program("packed tokens, slot mapping", mapped_step, MAPPED, draw_mapped),
+    Program("packed tokens, slot mapping", mapped(), MAPPED, draw_mapped),
     Program("packed tokens, segment ids", ids_step, IDS, draw_ids),
 )

@@ -1,5 +1,6 @@
 """Paged caches as in JetStream, SGLang-JAX and vLLM: shared prefixes, flat pools, layers."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -81,14 +82,27 @@ def visible(positions: jax.Array) -> jax.Array:
     return jnp.arange(WIDE * PAGE, dtype=jnp.int32)[None] <= positions[:, None]
 
 
-def decode_step(w, pools, tables, positions, x):
-    """The page of the position by `take_along_axis`."""
-    q, k, v = project(w, x)
-    q, k = rotate(q, positions), rotate(k, positions)
-    page = jnp.take_along_axis(tables, (positions // PAGE)[:, None], axis=1)[:, 0]
-    pools = {"k": pools["k"].at[page, positions % PAGE].set(k), "v": pools["v"].at[page, positions % PAGE].set(v)}
-    mask = visible(positions)
-    return attend(q, of_lane(pools["k"], tables), of_lane(pools["v"], tables), mask) @ w["o"].T, pools
+Pages = Callable[[Any, Any], Any]
+
+
+def taken(tables: Any, index: Any) -> Any:
+    """Return the page of each lane at a place of its table."""
+    return jnp.take_along_axis(tables, index[:, None], axis=1)[:, 0]
+
+
+def decoding(page: Pages = taken, offset: int = 0, read: Pages = lambda tables, _: tables) -> Any:
+    """Decode with a page and an offset of the write, and a table of the reads: those of the position, or wrong ones."""
+
+    def step(w, pools, tables, positions, x):
+        q, k, v = project(w, x)
+        q, k = rotate(q, positions), rotate(k, positions)
+        index, place = page(tables, positions // PAGE), (positions + offset) % PAGE
+        pools = {"k": pools["k"].at[index, place].set(k), "v": pools["v"].at[index, place].set(v)}
+        calls = read(tables, positions)
+        y = attend(q, of_lane(pools["k"], calls), of_lane(pools["v"], calls), visible(positions))
+        return y @ w["o"].T, pools
+
+    return step
 
 
 def chosen_step(w, pools, tables, positions, x):
@@ -105,36 +119,43 @@ def chosen_step(w, pools, tables, positions, x):
     return y, {name: pools[name].at[page, positions % PAGE].set(new) for name, new in (("k", k), ("v", v))}
 
 
-def chunk_step(w, pools, tables, positions, x, lengths):
-    """Several tokens per lane; tokens behind the length are dropped past the last page."""
-    q, k, v = project(w, x.reshape(-1, HIDDEN))
-    columns = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
-    real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
-    page = tables.at[jnp.arange(LANES)[:, None], columns // PAGE].get(mode="clip")
-    page = jnp.where(real, page, PAGES)
-    k, v = (new.reshape(LANES, CHUNK, KV, SIZE) for new in (k, v))
-    pools = {
-        "k": pools["k"].at[page, columns % PAGE].set(k, mode="drop"),
-        "v": pools["v"].at[page, columns % PAGE].set(v, mode="drop"),
-    }
-    last = q.reshape(LANES, CHUNK, *q.shape[1:])[:, 0]
-    mask = visible(positions) & (lengths > 0)[:, None]
-    return attend(last, of_lane(pools["k"], tables), of_lane(pools["v"], tables), mask) @ w["o"].T, pools
+def chunks(guard: Pages = lambda real, page: jnp.where(real, page, PAGES), mode: str = "drop") -> Any:
+    """Several tokens per lane; tokens behind the length are dropped past the last page, or written somewhere."""
 
-
-def flat_step(w, pools, tables, rows, positions, x):
-    """Pools of [layer, token]; the rows that are read are made of pages and offsets."""
-    offsets = jnp.arange(PAGE, dtype=jnp.int32)
-    read = (tables[:, :, None] * PAGE + offsets[None, None]).reshape(LANES, WIDE * PAGE)
-    for layer in range(LAYERS):
-        q, k, v = project(w, x)
+    def step(w, pools, tables, positions, x, lengths):
+        q, k, v = project(w, x.reshape(-1, HIDDEN))
+        index = positions[:, None] + jnp.arange(CHUNK, dtype=jnp.int32)[None]
+        real = jnp.arange(CHUNK, dtype=jnp.int32)[None] < lengths[:, None]
+        page = guard(real, tables.at[jnp.arange(LANES)[:, None], index // PAGE].get(mode="clip"))
+        k, v = (new.reshape(LANES, CHUNK, KV, SIZE) for new in (k, v))
         pools = {
-            "k": pools["k"].at[layer, rows].set(k, mode="drop"),
-            "v": pools["v"].at[layer, rows].set(v, mode="drop"),
+            "k": pools["k"].at[page, index % PAGE].set(k, mode=mode),
+            "v": pools["v"].at[page, index % PAGE].set(v, mode=mode),
         }
-        y = attend(rotate(q, positions), pools["k"][layer, read], pools["v"][layer, read], visible(positions))
-        x = x + y @ w["o"].T
-    return x, pools
+        last = q.reshape(LANES, CHUNK, *q.shape[1:])[:, 0]
+        mask = visible(positions) & (lengths > 0)[:, None]
+        return attend(last, of_lane(pools["k"], tables), of_lane(pools["v"], tables), mask) @ w["o"].T, pools
+
+    return step
+
+
+def flat(stride: int = PAGE, shift: int = 0, rows: Callable[[Any], Any] = lambda rows: rows, mode: str = "drop") -> Any:
+    """Pools of [layer, token]; the rows that are read are made of pages and offsets, or of wrong ones."""
+
+    def step(w, pools, tables, written, positions, x):
+        offsets = jnp.arange(PAGE, dtype=jnp.int32)[None, None] + shift
+        read = (tables[:, :, None] * stride + offsets).reshape(LANES, WIDE * PAGE)
+        for layer in range(LAYERS):
+            q, k, v = project(w, x)
+            pools = {
+                "k": pools["k"].at[layer, rows(written)].set(k, mode=mode),
+                "v": pools["v"].at[layer, rows(written)].set(v, mode=mode),
+            }
+            y = attend(rotate(q, positions), pools["k"][layer, read], pools["v"][layer, read], visible(positions))
+            x = x + y @ w["o"].T
+        return x, pools
+
+    return step
 
 
 def whole_step(pool, tables, positions, x):
@@ -145,9 +166,9 @@ def whole_step(pool, tables, positions, x):
 
 
 PROGRAMS = (
-    Program("paged attention, decoding", decode_step, DECODE, draw),
+    Program("paged attention, decoding", decoding(), DECODE, draw),
     Program("paged attention, page chosen by where", chosen_step, DECODE, draw),
-    Program("paged attention, chunks", chunk_step, CHUNKED, draw_chunk),
-    Program("flat token pool of several layers", flat_step, FLAT, draw_flat),
+    Program("paged attention, chunks", chunks(), CHUNKED, draw_chunk),
+    Program("flat token pool of several layers", flat(), FLAT, draw_flat),
     Program("pages seen as a flat token pool", whole_step, WHOLE, draw_whole),
 )

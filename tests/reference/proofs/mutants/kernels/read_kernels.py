@@ -13,25 +13,6 @@ SLOTS, PLACE, CHUNKS, ATTEND, TILES, WINDOW = (program.name for program in zoo.P
 NEXT = LANES - 1
 
 
-def _place(change: Any) -> Any:
-    """The in-place kernel with a fault in its rows and lengths."""
-
-    def body(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
-        lane = pl.program_id(0)
-        read, write, length = change(slots, lengths, lane)
-        out[...] = new[read] * x[...]
-
-        @pl.when(length > 0)
-        def _() -> None:
-            new[write] = new[write] * 0.5 + x[...]
-
-    return zoo.in_place(body)
-
-
-def _own(slots: Any, lengths: Any, lane: Any) -> tuple[Any, Any, Any]:
-    return slots[lane], slots[lane], lengths[lane]
-
-
 def always(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
     """A store without the mask of idle lanes."""
     row = new.at[slots[pl.program_id(0)]]
@@ -39,29 +20,18 @@ def always(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> N
     row[...] = row[...] * 0.5 + x[...]
 
 
+def _at(change: Any) -> Any:
+    return zoo.in_place(zoo.in_place_body(change))
+
+
 def null_row_total(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
     """A sum over all lanes in a row of the pool."""
-    zoo.in_place_body(slots, lengths, x, pool, out, new)
+    zoo.in_place_body()(slots, lengths, x, pool, out, new)
     new[1] = new[1] + x[...]
 
 
-def _prefill(first: Any, last: Any = None) -> Any:
-    """Chunks with other conditions for the first and the last one."""
-
-    def body(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-        @pl.when(first(pl.program_id(0), pl.program_id(1)))
-        def _() -> None:
-            state[...] = rows[...]
-
-        for token in range(zoo.CHUNK):
-            state[...] = state[...] * 0.9 + x[token]
-            out[token] = state[...]
-
-        @pl.when(last(x) if last else pl.program_id(1) == zoo.CHUNKS - 1)
-        def _() -> None:
-            end[...] = state[...]
-
-    return body
+def _prefill(*conditions: Any) -> Any:
+    return zoo.prefill(zoo.prefill_body(*conditions))
 
 
 def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
@@ -191,24 +161,24 @@ MUTANTS = (
            evidence=Evidence.FAULT, write=lambda i, h, s: (s[(i + NEXT) % LANES], h, 0, 0)),
     _in_place("idle-mask", "the store of an idle lane is not masked", zoo.in_place(always), Kind.IDLE),
     _in_place("idle-of-next", "the mask of the lane before",
-              _place(lambda s, n, i: (s[i], s[i], n[(i + NEXT) % LANES])), CROSS, Kind.IDLE, ROW, Kind.CONTROL),
+              _at(lambda s, n, i: (s[i], s[i], n[(i + NEXT) % LANES])), CROSS, Kind.IDLE, ROW, Kind.CONTROL),
     _in_place("read-of-next", "the row of the lane before is read",
-              _place(lambda s, n, i: (s[(i + NEXT) % LANES], s[i], n[i])), ROW, CROSS),
+              _at(lambda s, n, i: (s[(i + NEXT) % LANES], s[i], n[i])), ROW, CROSS),
     _in_place("write-of-next", "the row of the lane before is written",
-              _place(lambda s, n, i: (s[i], s[(i + NEXT) % LANES], n[i])), ROW, CROSS),
-    _in_place("write-one", "one row is written by all", _place(lambda s, n, i: (s[i], 1, n[i])), ROW, CROSS,
+              _at(lambda s, n, i: (s[i], s[(i + NEXT) % LANES], n[i])), ROW, CROSS),
+    _in_place("write-one", "one row is written by all", _at(lambda s, n, i: (s[i], 1, n[i])), ROW, CROSS,
               Kind.CONSTANT),
-    _in_place("read-lane", "the row of the lane's number", _place(lambda s, n, i: (i, s[i], n[i])), ROW, CROSS),
+    _in_place("read-lane", "the row of the lane's number", _at(lambda s, n, i: (i, s[i], n[i])), ROW, CROSS),
     _in_place("total", "a sum over the lanes in a row", zoo.in_place(null_row_total), ROW, CROSS, Kind.CONSTANT),
     _in_place("blocks-keep-nothing", "a masked store where blocks are written as a whole",
               zoo.in_place(params=pltpu.CompilerParams()), OPEN, Kind.OPAQUE, evidence=Evidence.FAULT),
-    chunk("no-reset", "scratch is never set", zoo.prefill(_prefill(lambda i, c: c < 0)), OPEN, evidence=Evidence.FAULT),
-    chunk("reset-for-first", "scratch is set for the first lane alone", zoo.prefill(_prefill(lambda i, c: i + c == 0)),
+    chunk("no-reset", "scratch is never set", _prefill(lambda i, c: c < 0), OPEN, evidence=Evidence.FAULT),
+    chunk("reset-for-first", "scratch is set for the first lane alone", _prefill(lambda i, c: i + c == 0),
           CROSS, OPEN),
-    chunk("reset-late", "scratch is set at the second chunk", zoo.prefill(_prefill(lambda i, c: c == 1)), CROSS, OPEN,
+    chunk("reset-late", "scratch is set at the second chunk", _prefill(lambda i, c: c == 1), CROSS, OPEN,
           evidence=Evidence.FAULT),
     chunk("state-by-value", "the last state is written where a value says so",
-          zoo.prefill(_prefill(lambda i, c: c == 0, lambda x: x[0, 0] > 0)), OPEN, Kind.CONTROL,
+          _prefill(lambda i, c: c == 0, lambda x: x[0, 0] > 0), OPEN, Kind.CONTROL,
           evidence=Evidence.FAULT),
     chunk("chunks-side-by-side", "chunks in any order with a state in scratch",
           zoo.prefill(dimension_semantics=("parallel", "parallel")), OPEN, Kind.OPAQUE, evidence=Evidence.FAULT),

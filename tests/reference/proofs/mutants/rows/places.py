@@ -7,31 +7,16 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from mutants.mutant import Kind, wrong
-from zoo.experts import EXPERTS, TOP, grouped, recur, route
+from zoo.experts import EXPERTS, TOP, grouped, ordered, recur, route
 from zoo.program import HIDDEN, LANES
 
 SORTED = "sorted experts, argsort of argsort"
 PLACES = LANES * TOP
 
 
-def _step(change: Callable[[Array, Array], Array]) -> Any:
-    """The sorted step, with `change(rows, order)` on sorted rows."""
-
-    def step(w, pool, slots, x):
-        x, pool = recur(pool, slots, x)
-        chosen, expert = route(w, x)
-        flat = expert.reshape(-1)
-        order = jnp.argsort(flat)
-        y = grouped(w, change(x[order // TOP], order), jnp.bincount(flat, length=EXPERTS).astype(jnp.int32))
-        y = y[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
-        return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
-
-    return step
-
-
 def _scaled(numbers: Callable[[], Array]) -> Any:
     """Rows times a number for their place."""
-    return _step(lambda rows, order: rows * numbers().astype(jnp.float32)[:, None])
+    return ordered(lambda rows, order: rows * numbers().astype(jnp.float32)[:, None])
 
 
 _marked = lambda: jnp.ones(PLACES).at[0].set(2.0)
@@ -118,16 +103,16 @@ MUTANTS = (
     _told("place-by-windows", "sums of windows of ones: fewer at the ends", _scaled(_windows)),
     _told("place-by-random-bits", "random bits of one key for all places", _scaled(_random_bits)),
     _told("place-padded", "a number padded to all places", _scaled(lambda: jnp.pad(jnp.ones(1), (0, PLACES - 1)))),
-    _told("first-place-cleared", "the row at the first place is cleared", _step(lambda rows, _: rows.at[0].set(0.0))),
+    _told("first-place-cleared", "the row at the first place is cleared", ordered(lambda rows, _: rows.at[0].set(0.0))),
     _told("first-place-raised", "a number is added to the row at the first place",
-          _step(lambda rows, _: rows.at[0].add(1.0))),
-    _told("place-beside-a-sort", "numbers of the places are sorted beside each row", _step(_sorted_beside)),
-    _told("place-in-a-column", "a row goes to its lane, in a column by its place", _step(_at_two_indices)),
-    _told("place-in-another-order", "the same with a column by another permutation", _step(_at_two_orders)),
-    _told("own-row-of-the-order", "own row, in a column by the order", _step(_own_row_of_order)),
-    _told("lanes-beside-the-order", "written along one axis by an order of another", _step(_lanes_beside_the_order)),
-    _told("cleared-by-place", "each row is cleared at an index by its place", _step(_cleared_by_place)),
-    _told("overwritten-by-place", "each row is overwritten by a number of its place", _step(_overwritten_by_place)),
-    _told("clamped-order", "a permutation as index into fewer numbers is clamped", _step(_clamped_order)),
+          ordered(lambda rows, _: rows.at[0].add(1.0))),
+    _told("place-beside-a-sort", "numbers of the places are sorted beside each row", ordered(_sorted_beside)),
+    _told("place-in-a-column", "a row goes to its lane, in a column by its place", ordered(_at_two_indices)),
+    _told("place-in-another-order", "the same with a column by another permutation", ordered(_at_two_orders)),
+    _told("own-row-of-the-order", "own row, in a column by the order", ordered(_own_row_of_order)),
+    _told("lanes-beside-the-order", "written along one axis by an order of another", ordered(_lanes_beside_the_order)),
+    _told("cleared-by-place", "each row is cleared at an index by its place", ordered(_cleared_by_place)),
+    _told("overwritten-by-place", "each row is overwritten by a number of its place", ordered(_overwritten_by_place)),
+    _told("clamped-order", "a permutation as index into fewer numbers is clamped", ordered(_clamped_order)),
     _told("wrapped-keys", "rows sorted by keys that wrap, groups counted by keys that do not", _count_of_wrapped_keys),
 )  # fmt: skip

@@ -74,25 +74,34 @@ def draw_by_slot(rng: np.random.Generator) -> tuple[Any, ...]:
     return normal(rng, SLOTS, HEADS, KEY, VALUE), slot_map(rng), q, k, normal(rng, LANES, HEADS, VALUE)
 
 
-def in_place_body(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
-    """A lane's row, in the memory where it stands; an idle lane's is left alone."""
-    lane = pl.program_id(0)
-    row = new.at[slots[lane]]
-    out[...] = row[...] * x[...]
-
-    @pl.when(lengths[lane] > 0)
-    def _() -> None:
-        row[...] = row[...] * 0.5 + x[...]
+def own_row(slots: Any, lengths: Any, lane: Any) -> tuple[Any, Any, Any]:
+    return slots[lane], slots[lane], lengths[lane]
 
 
-def in_place(body: Kernel = in_place_body, params: Any = None) -> Callable[..., Any]:
+def in_place_body(change: Any = own_row) -> Kernel:
+    """A lane's row in the memory where it stands, kept if the lane is idle; `change` gives rows and length."""
+
+    def row_body(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
+        lane = pl.program_id(0)
+        read, write, length = change(slots, lengths, lane)
+        target = new.at[write]
+        out[...] = new.at[read][...] * x[...]
+
+        @pl.when(length > 0)
+        def _() -> None:
+            target[...] = target[...] * 0.5 + x[...]
+
+    return row_body
+
+
+def in_place(body: Kernel | None = None, params: Any = None) -> Callable[..., Any]:
     """Triton's way: each lane finds its row by itself, and works in the pool's memory."""
 
     def step(pool: Array, slots: Array, x: Array, lengths: Array) -> Any:
         full = pl.BlockSpec(memory_space=pl.ANY)
         row = pl.BlockSpec((ONE, VALUE), lambda lane: (lane, 0))
         call = pl.pallas_call(
-            body,
+            body or in_place_body(),
             grid=(LANES,),
             in_specs=[full, full, row, full],
             out_specs=[row, full],
@@ -112,25 +121,27 @@ def draw_in_place(rng: np.random.Generator) -> tuple[Any, ...]:
     return normal(rng, SLOTS, VALUE), slots, normal(rng, LANES, VALUE), lengths
 
 
-def prefill_body(x: Any, first: Any, out: Any, last: Any, state: Any) -> None:
-    """A chunk of a lane's tokens; the state waits in scratch for the next one."""
-    chunk = pl.program_id(1)
+def prefill_body(first: Any = lambda lane, chunk: chunk == 0, last: Any = None) -> Kernel:
+    """A chunk of a lane's tokens; the state waits in scratch between the first and the last one."""
 
-    @pl.when(chunk == 0)
-    def _() -> None:
-        state[...] = first[...]
+    def chunk_body(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
+        @pl.when(first(pl.program_id(0), pl.program_id(1)))
+        def _() -> None:
+            state[...] = rows[...]
 
-    for token in range(CHUNK):
-        state[...] = state[...] * 0.9 + x[token]
-        out[token] = state[...]
+        for token in range(CHUNK):
+            state[...] = state[...] * 0.9 + x[token]
+            out[token] = state[...]
 
-    @pl.when(chunk == CHUNKS - 1)
-    def _() -> None:
-        last[...] = state[...]
+        @pl.when(last(x) if last else pl.program_id(1) == CHUNKS - 1)
+        def _() -> None:
+            end[...] = state[...]
+
+    return chunk_body
 
 
 def prefill(
-    body: Kernel = prefill_body, read: Callable[..., Any] | None = None, lanes_inside: bool = False, **params: Any
+    body: Kernel | None = None, read: Callable[..., Any] | None = None, lanes_inside: bool = False, **params: Any
 ) -> Callable[..., Any]:
     """Chunks one after the other, with the state in scratch."""
 
@@ -142,7 +153,7 @@ def prefill(
         row = pl.BlockSpec((ONE, VALUE), turned(lambda lane, chunk: (lane, 0)))
         states = pl.BlockSpec((ONE, CHUNK, VALUE), turned(read)) if read else tokens
         call = pl.pallas_call(
-            body,
+            body or prefill_body(),
             grid=(CHUNKS, LANES) if lanes_inside else (LANES, CHUNKS),
             in_specs=[states, row],
             out_specs=[tokens, row],

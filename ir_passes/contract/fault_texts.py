@@ -52,6 +52,7 @@ ONE_MAP = "{entry} needs one slot map that says which rows are written, got maps
 NO_FUNCTION = "scratch_bytes is a function of the number of lanes, got {!r}"
 OPAQUE_ENTRY = "expected one of Shared, Lane, Packed, Pool, SlotMap, PageTable, got {!r}"
 LENGTH_ONLY = "the one role that a lane can have here is 'length' of an operand, got {}"
+TWO_ENTRIES = "it has two entries, {} by position and {} by name: leave one out"
 NO_TUPLE = "expected one entry or a tuple with one for each argument, got {!r}"
 
 

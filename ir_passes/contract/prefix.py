@@ -68,6 +68,7 @@ def by_argument(
         parameters: named arguments have the entries of their positions; entries of omitted arguments are ignored,
             other unused entries raise ContractError.
     """
+    is_tuple = isinstance(inputs, tuple)
     if inputs is None or is_entry(inputs):
         inputs = (inputs,) * max(len(args), len(parameters.positional))
     if not isinstance(inputs, tuple):
@@ -78,7 +79,10 @@ def by_argument(
     places = {name: number for number, name in enumerate(parameters.positional)}
     for name in sorted(kwargs):
         where = f"kwargs[{name!r}]"
-        yield where, keywords[name] if name in keywords else unclaimed.pop(places.get(name, -1), MISSING), kwargs[name]
+        entries = unclaimed.pop(places.get(name, -1), MISSING)
+        if name in keywords and entries not in (MISSING, keywords[name]) and is_tuple:
+            raise ContractFault.ARGUMENTS.error(where, fault_texts.TWO_ENTRIES.format(entries, keywords[name]))
+        yield where, keywords.get(name, entries), kwargs[name]
     positional, optional = parameters.positional, parameters.optional
     unused = [k for k in unclaimed if k >= len(positional) or positional[k] not in optional]
     if unused:

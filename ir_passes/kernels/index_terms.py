@@ -60,7 +60,9 @@ def operation(eqn: Any, operands: Sequence[Term]) -> Term:
     name = eqn.primitive.name
     if name == "convert_element_type" and ir.dtype_of(eqn.invars[0]) in (np.bool_, ir.dtype_of(eqn.outvars[0])):
         return operands[0]
-    term = Term(name, str(sorted(eqn.params.items())), tuple(operands), eqn)
+    # equal terms of two dtypes, as of a bool and an int, may give different results
+    key = str((sorted(eqn.params.items()), list(map(ir.dtype_of, eqn.invars))))
+    term = Term(name, key, tuple(operands), eqn)
     return constant(_numbers(term, {})) if all(value.constant is not None for value in operands) else term
 
 

@@ -7,7 +7,7 @@ import numpy as np
 
 from ir_passes.jaxpr import ir
 
-UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING = "uninitialized", "kernel_index", "kernel_padding"
+UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING, OR_OLD = "uninitialized", "kernel_index", "kernel_padding", "or_old"
 MAX_UNROLLED = 32
 """Limit on unrolled steps or iterations, where a loop would lose facts."""
 MAX_CONSTANT = 1 << 20
@@ -39,6 +39,11 @@ def within(index: Any, bound: int) -> Any:
     return _index_p.bind(jnp.asarray(index, jnp.int32), bound=int(bound))
 
 
+def or_old(new: Any, old: Any) -> Any:
+    """Return stored content, or the old content: other steps may write too, in any order."""
+    return _or_old_p.bind(jnp.asarray(new), jnp.asarray(old))
+
+
 def padded(array: Any, shape: tuple[int, ...]) -> Any:
     for dim, size in enumerate(shape):
         if size > array.shape[dim]:
@@ -59,6 +64,7 @@ def _anything(*, shape: tuple[int, ...], dtype: np.dtype) -> Any:
 
 _uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), _anything)
 _index_p = ir.new_primitive(KERNEL_INDEX, lambda index, *, bound: index, lambda index, *, bound: index)
+_or_old_p = ir.new_primitive(OR_OLD, lambda new, old: new, lambda new, old: new)
 _padding_p = ir.new_primitive(
     KERNEL_PADDING,
     lambda array, *, dim, size: ir.ShapedArray((*array.shape[:dim], size, *array.shape[dim + 1 :]), array.dtype),

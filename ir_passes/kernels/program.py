@@ -5,8 +5,8 @@ The program has the semantics of the kernel's machine, not of interpret mode:
 * Unwritten memory holds anything: scratch, blocks of results, masked elements of a load.
 * An index of a block, or into a block, has to be in bounds; otherwise the kernel reaches foreign memory.
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
-  stays in place, carry over. Elsewhere steps run in parallel: scratch is new, two steps may not write one block, and
-  other steps' writes are unknown.
+  stays in place, carry over. Elsewhere steps run in parallel: scratch is new, and two steps may not write one block.
+  In place they may, in any order: a read finds any store of any step.
 * A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
   Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; steps from n on change
@@ -30,7 +30,7 @@ from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, step_par
 from ir_passes.kernels.body import run_body
 from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.guesses import guesses
-from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
+from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, uninitialized, within
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
 
 
@@ -120,6 +120,14 @@ class _Kernel:
             if not inputs[operand - scalars].same_place(outputs[result]):
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
+        # Triton, the default on GPUs, works in place, and has neither scalars nor scratch
+        kind = type(params["compiler_params"]).__module__
+        is_known = scalars or mapping.scratch_avals or "mosaic" in kind or "triton" in kind
+        if aliases and not is_known:
+            raise UnreadableKernel(
+                "results take the memory of operands, and nothing says whether the kernel works in place: "
+                "compiler_params=plgpu.CompilerParams() or pltpu.CompilerParams()"
+            )
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
         arrays = scalars, inputs, outputs, aliases, scratch
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
@@ -198,13 +206,14 @@ class _Kernel:
         complete = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis]
         for k in complete:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
+            is_private = not any(self._shares(k, axis) for axis in range(len(self.grid)))
             if k in self.aliases and not self._in_place(k):
                 parts[self.aliases[k]] = outer[k]
             if k in self.aliases and self._in_place(k):
-                inner[k] = Ref(part)
+                inner[k] = Ref(part, private=is_private)
             else:
                 like = part if k in self.aliases else None
-                inner[k] = Ref.fresh(part.shape, part.dtype, private=not self._parallel_writes(k), like=like)
+                inner[k] = Ref.fresh(part.shape, part.dtype, is_private, like)
         steps = self._loop if axis + 1 < len(self.grid) else self._body
         inner_state = steps(axis + 1, parts, _State(inner, state.scratch), ids, scalars)
         results = list(inner_state.results)
@@ -219,9 +228,9 @@ class _Kernel:
     def _copies_only(self, result: int) -> bool:
         return self.copies and self.outputs[result].in_device_memory
 
-    def _parallel_writes(self, result: int) -> bool:
-        axes = self.outputs[result].axes
-        return any(n > 1 and k not in axes and not self.sequential[k] for k, n in enumerate(self.grid))
+    def _shares(self, result: int, axis: int) -> bool:
+        """True if parallel steps along a grid axis may have one block of a result."""
+        return self.grid[axis] > 1 and not self.sequential[axis] and self.outputs[result].along(axis) is None
 
     def _loop(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
         size = self.grid[axis]
@@ -244,8 +253,9 @@ class _Kernel:
         block_sizes = {dim: blocks.components[dim].block for blocks, dim in pairs if dim is not None}
         if size == 1 and not block_sizes:
             return step(np.int32(0), inputs, state)
-        # lanes are usually rows: an unrolled step has a known block of them
-        if size <= MAX_UNROLLED and (block_sizes.get(0, 1) > 1 or self._carries_over(axis)):
+        # lanes are usually rows: an unrolled step has a known block of them, but finds no later step's stores
+        in_any_order = any(self._shares(k, axis) for k in range(len(self.outputs)))
+        if size <= MAX_UNROLLED and not in_any_order and (block_sizes.get(0, 1) > 1 or self._carries_over(axis)):
             return self._unrolled(axis, step, inputs, state)
         return self._scanned(axis, step, inputs, state)
 
@@ -408,6 +418,8 @@ def _part(blocks: Blocks, array: Any, starts: dict[int, Any]) -> Any:
 def _put(array: Any, part: Any, starts: dict[int, Any]) -> Any:
     if not starts:
         return part
+    if part.shape == array.shape:  # a block that another step may have loaded before
+        return or_old(part, array)
     return lax.dynamic_update_slice(array, part, _all_starts(array, starts), allow_negative_indices=False)
 
 

@@ -11,7 +11,7 @@ from jax import lax
 from ir_passes.kernels import index_terms
 from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Key, Semaphores
-from ir_passes.kernels.memory import UnreadableKernel, uninitialized
+from ir_passes.kernels.memory import UnreadableKernel, or_old, uninitialized
 from ir_passes.kernels.places import Places, is_static, read_at, write_at
 
 
@@ -21,7 +21,8 @@ class Ref:
     Attributes:
         value: the content; anything at unwritten places.
         holes: bool, of the memory's shape: unwritten places, if any.
-        private: False if other steps may write meanwhile, so a read has unknown content.
+        private: False if other steps may write meanwhile: a store may leave old content, and a read of memory that was
+            new to the kernel has unknown content.
         part: if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
         assumed_new: unwritten in each step by assumption, because every step writes before it reads.
@@ -67,7 +68,8 @@ class Ref:
 
     def load(self, places: Places, key: Key | None = None) -> Any:
         """Return the elements at a place; anything if unwritten."""
-        if self.private and (self._is_written(key) or not self._open(places)):
+        is_known = self.private or self.holes is None
+        if is_known and (self._is_written(key) or not self._open(places)):
             return read_at(self.value, places)
         if self.assumed_new:
             raise BlockGuessFailed(SCRATCH)
@@ -83,6 +85,8 @@ class Ref:
 
     def store(self, places: Places, new: Any, mask: Any = None, key: Key | None = None) -> None:
         """Write the elements with a true mask."""
+        if not self.private and np.size(new) == np.size(self._value):
+            new = or_old(new, read_at(self.value, places))
         if mask is not None:
             new = jnp.where(mask, new, read_at(self.value, places))
         elif key is not None and not all(map(is_static, places)):

@@ -132,7 +132,8 @@ def reshape(dims: tuple[Dimension, ...], shape: Sequence[int]) -> tuple[Dimensio
         elif todo and todo[0].size > size:
             parts = _split(todo.pop(0), size)
             result.append(parts[0])
-            todo[:0] = parts[1:]
+            # the following dimensions cross the ends of the old ones if a part is left
+            todo = [*parts[1:], *todo] if len(parts) > 1 else []
         else:
             merged: list[Dimension] = []
             while todo and math.prod(dim.size for dim in merged) < size:

@@ -17,7 +17,7 @@ from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof import refusals
 from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
-from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter, window_of_update
+from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter
 from ir_passes.proof.violations import Place, Violation, violation_at
 
 Leaves = list[int | None]
@@ -130,10 +130,12 @@ class _Walk:
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
         eqn, x = jaxpr.eqns[index], operands[0]
         if eqn.primitive.name == "dynamic_update_slice":
-            window = window_of_update(x, operands[1])
+            window = dict(enumerate(operands[1]))
         else:
             window = window_of_scatter(eqn, x, operands[1], operands[2])
-        self.check(jaxpr, index, pool, window)
+        # a part without a name may be of any dimension
+        named = {axis: dim for axis, dim in window.items() if dim.size == x[axis].size or runs_along(dim)}
+        self.check(jaxpr, index, pool, named)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:
         """Report wrong dimensions, as one violation per write."""
@@ -212,10 +214,11 @@ class _Walk:
         self, jaxpr: Any, index: int, body: Any, counts: tuple[int, int], inner: list[Dims], pools: Leaves
     ) -> Any:
         begin, end = counts[0], sum(counts)
-        dims_in, leaves = list(inner), list(pools)
+        dims_in, leaves, first = list(inner), list(pools), []
         while True:
             mark = len(self.violations)
             results, versions = self.run(ir.closed(body).jaxpr, dims_in, leaves)
+            first = first or results
             carried = [_carried(*dims) for dims in zip(dims_in[begin:end], results, strict=False)]
             same_leaves: Leaves = [_common(*two) for two in zip(leaves[begin:end], versions, strict=False)]
             if carried == dims_in[begin:end] and same_leaves == leaves[begin:end]:
@@ -223,7 +226,7 @@ class _Walk:
             dims_in[begin:end], leaves[begin:end] = carried, same_leaves
             del self.violations[mark:]
         for k, start in enumerate(inner[begin:end]):
-            results[k] = self._joined(jaxpr, index, start, results[k])
+            results[k] = self._joined(jaxpr, index, start, first[k], results[k])
         return results, versions
 
     def _joined(self, jaxpr: Any, index: int, *arrays: Dims) -> Dims:

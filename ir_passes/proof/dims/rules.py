@@ -144,6 +144,11 @@ def _concatenate(eqn: Any, *parts: Dims) -> list[Dims]:
     return [tuple(concatenated(dims, size) if axis == along else met(*dims) for axis, dims in columns)]
 
 
+@_rule("or_old")
+def _stored(eqn: Any, *contents: Dims) -> list[Dims]:
+    return [tuple(met(*dims) for dims in zip(*contents, strict=True))]
+
+
 @_rule("stack")
 def _stack(eqn: Any, *parts: Dims) -> list[Dims]:
     axis = int(eqn.params["axis"])
@@ -176,14 +181,13 @@ def _gather(eqn: Any, x: Dims, indices: Dims) -> list[Dims]:
 
 
 def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[int, Dimension]:
-    """Return the updates' dimensions that replace whole dimensions."""
+    """Return the updates' dimensions along axes that an index does not collapse."""
     n = eqn.params["dimension_numbers"]
     hidden = {*map(int, n.inserted_window_dims), *map(int, n.operand_batching_dims)}
-    window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
-    whole_dims = {old: updates[new] for old, new in window if x[old].size == updates[new].size}
     for old, axis in zip(n.operand_batching_dims, n.scatter_indices_batching_dims, strict=True):
         tie(x[int(old)], indices[int(axis)])
-    return whole_dims
+    window = zip((d for d in range(len(x)) if d not in hidden), map(int, n.update_window_dims), strict=True)
+    return {old: updates[new] for old, new in window}
 
 
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
@@ -191,7 +195,8 @@ def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
 
     An index along an axis of merged dimensions may exchange them.
     """
-    return [tuple(met(dim, window[axis]) if axis in window else _indexed(dim) for axis, dim in enumerate(x))]
+    whole = {axis for axis, dim in window.items() if dim.size == x[axis].size}
+    return [tuple(met(dim, window[axis]) if axis in whole else _indexed(dim) for axis, dim in enumerate(x))]
 
 
 def _indexed(dim: Dimension) -> Dimension:
@@ -206,12 +211,7 @@ def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
 
 @_rule("dynamic_update_slice")
 def _update(eqn: Any, x: Dims, new: Dims, *starts: Dims) -> list[Dims]:
-    return _put(x, window_of_update(x, new))
-
-
-def window_of_update(x: Dims, new: Dims) -> dict[int, Dimension]:
-    """Return the update's dimensions that replace whole dimensions."""
-    return {axis: dim for axis, (old, dim) in enumerate(zip(x, new, strict=True)) if old.size == dim.size}
+    return _put(x, dict(enumerate(new)))
 
 
 def _varying(dim: Dimension) -> Dimension:

@@ -30,6 +30,11 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
     return [Value(site.mixed(*refusals.FOREIGN_MEMORY))]
 
 
+@rule("or_old")
+def or_old(site: Site, new: Value, old: Value) -> list[Value]:
+    return [Value(site.join(new.owner, old.owner))]
+
+
 @rule("kernel_index", reads="bound")
 def kernel_index(site: Site, index: Value) -> list[Value]:
     """Check that an index of a kernel is in bounds: no operation clamps it."""

@@ -146,3 +146,18 @@ def test_errors_name_the_place(entries: Any, fault: ContractFault, about: str) -
     with pytest.raises(ContractError) as error:
         LaneContract((entries,), Lane()).bind(lambda cache: cache["cache"].k, (CACHE,))
     assert [(fault.id, fault.about) for fault in error.value.faults] == [(fault, about)]
+
+
+def test_an_argument_with_two_entries_is_refused() -> None:
+    def step(x: jax.Array, *, other: jax.Array) -> jax.Array:
+        return x + other
+
+    def by_position(x: jax.Array, other: jax.Array) -> jax.Array:
+        return step(x, other=other)
+
+    x = jnp.ones((N, 2))
+    contract = LaneContract((Lane(), Lane()), Lane(), keywords={"other": Shared()})
+    with pytest.raises(ContractError, match=r"kwargs\['other'\].*Lane.*by position and Shared"):
+        prove_isolation(by_position, (x,), contract, kwargs={"other": x})
+    named = LaneContract((Lane(),), Lane(), keywords={"other": Lane()})
+    assert prove_isolation(step, (x,), named, kwargs={"other": x})

@@ -89,3 +89,9 @@ def test_the_domain_of_a_carried_number() -> None:
     assert domain(NUMBER, unknown("m"), other) is None
     assert domain(NUMBER, index_terms.constant(0), unknown("m")) is None
     assert len(domain(NUMBER, index_terms.constant(0), term_of(lambda n: n + np.int8(1))) or ()) == 256
+
+
+def test_an_operation_on_a_bool_and_on_its_number_are_different_terms() -> None:
+    inverted = lambda dtype: lambda n: ~(n > 0).astype(dtype)
+    first, second = (term_of(inverted(dtype)) for dtype in (jnp.bool_, jnp.int8))
+    assert not equal(first, second, {NUMBER: range(2)})

@@ -10,7 +10,7 @@ import pytest
 from isolation_oracle import leaks
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from zoo.kernels import grid_kernels, whole_kernels
+from zoo.kernels import grid_kernels, shared_blocks, whole_kernels
 from zoo.kernels import read_kernels as zoo
 from zoo.program import LANES, VALUE, Program
 
@@ -20,7 +20,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
 from ir_passes.proof.lane_proof import prove_isolation
 
-PROGRAMS = zoo.PROGRAMS + whole_kernels.PROGRAMS + grid_kernels.PROGRAMS
+PROGRAMS = zoo.PROGRAMS + whole_kernels.PROGRAMS + grid_kernels.PROGRAMS + shared_blocks.PROGRAMS
 
 
 def read(step: Any, *args: Any) -> Any:
@@ -43,7 +43,7 @@ def test_plain_form_and_kernel_compute_the_same(program: Program):
 def test_right_kernels_are_proved_and_listed(program: Program):
     proof = prove_isolation(program.step, program.args(), program.contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert "_body at " in note.about and "_kernels.py:" in note.about
+    assert "_body at " in note.about and "/zoo/kernels/" in note.about
     assert not any(statement.id.startswith(Assumption.OPAQUE.value) for statement in proof.assumed)
     assert not leaks(program.step, program.contract, program.draw, seeds=range(2))
 

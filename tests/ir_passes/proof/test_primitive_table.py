@@ -13,7 +13,7 @@ from jax import lax
 
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, PRIMITIVES, SCALAR_BODIES, WITH_BODIES
-from ir_passes.kernels.memory import KERNEL_INDEX, KERNEL_PADDING, UNINITIALIZED
+from ir_passes.kernels.memory import KERNEL_INDEX, KERNEL_PADDING, OR_OLD, UNINITIALIZED
 from ir_passes.proof.dims.rules import DIMENSION_RULES
 from ir_passes.proof.rules.all import RULES
 
@@ -21,7 +21,7 @@ ONLY_LATER = {"log2", "one_minus_square", "polynomial"}
 ONLY_EARLIER = {"empty"}
 UNREGISTERED = {"shard_map", "closed_call", "core_call", "checkpoint", "pjit", "platform_index"}
 """Primitives that cannot be batched by the table, and names of calls that only some versions use."""
-OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING}
+OF_KERNELS = {UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING, OR_OLD}
 """Operations of the plain programs of kernels, which are not JAX's."""
 OTHER_ELEMENTWISE = {"add_any", "clamp", "convert_element_type", "select_n"}
 """Elementwise primitives with a special batching rule."""

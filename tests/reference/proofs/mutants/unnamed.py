@@ -71,12 +71,36 @@ def beside(pool, lengths, x, w):
     return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
 
 
+def corners(pool, slots, x, w):
+    """A corner of the state is written with the corner of the transposed state."""
+    total, _ = zoo.unrolled_step(pool, slots, x, w)
+    for layer in range(LAYERS):
+        _, rows = zoo.memory(pool[layer, slots], x, w[layer])
+        pool = pool.at[layer, slots, :2, :2].set(rows.mT[:, :2, :2])
+    return total, pool
+
+
+def turned_in_a_loop(pool, lengths, x, w):
+    y, rows = zoo.memory(pool, x, w)
+    rows = pool + lax.fori_loop(0, 3, lambda _, rows: rows.mT, rows)
+    return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
+
+
+def cut_across(pool, lengths, x, w):
+    """Dimensions of 6, 4 and 4 in a shape of 4, 4 and 6: the second begins and ends elsewhere."""
+    y, rows = zoo.memory(pool, x, w)
+    rows = jnp.stack([rows.mT] * 6, 1).reshape(LANES, SIZE, SIZE, 6)[..., 0]
+    return y, jnp.where((lengths > 0)[:, None, None], rows, pool)
+
+
 def _unnamed(base: str, id: str, description: str, step: Any, **changes: Any) -> Mutant:
     return wrong(base, id, "JAX", description, step, Kind.DIMENSIONS, evidence=Evidence.FAULT, **changes)
 
 
 NO_LAYER = replace(zoo.STACK, dims=(None, "slot", "key", "value"))
 SOME = replace(zoo.CONTRACT, inputs=(NO_LAYER, *zoo.CONTRACT.inputs[1:]), outputs=(zoo.CONTRACT.outputs[0], NO_LAYER))
+VALUE_ONLY = replace(zoo.ROWS, dims=("row", None, "value"))
+IDLE = replace(zoo.IDLE, inputs=(VALUE_ONLY, *zoo.IDLE.inputs[1:]), outputs=(zoo.IDLE.outputs[0], VALUE_ONLY))
 MUTANTS = (
     _unnamed(UNROLLED, "unnamed-in-a-part", "written to a part that is taken out and put back", part_taken_out),
     _unnamed(UNROLLED, "unnamed-in-a-layer", "the same, the part taken by a number", part_of_a_number),
@@ -86,4 +110,7 @@ MUTANTS = (
     _unnamed(ROWS, "unnamed-behind-a-loop", "a loop begins with the rows and ends with others", carried),
     _unnamed(ROWS, "unnamed-in-a-branch", "what one branch of a condition gives", branch),
     _unnamed(ROWS, "unnamed-beside-rows", "put together with rows of the pool", beside),
+    _unnamed(UNROLLED, "exchanged-corner", "a part of both dimensions, exchanged", corners),
+    _unnamed(ROWS, "exchanged-in-a-loop", "exchanged in each iteration, then added to the rows", turned_in_a_loop),
+    _unnamed(ROWS, "cut-across", "reshaped across the ends of dimensions", cut_across, contract=IDLE),
 )

@@ -19,7 +19,7 @@ from zoo import (
     speculative,
     verification,
 )
-from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, whole_kernels
+from zoo.kernels import buffered_kernels, grid_kernels, read_kernels, shared_blocks, whole_kernels
 from zoo.meshes import agreement, sharded, sharded_experts, sharded_rows
 from zoo.program import Program
 from zoo.tokens import (
@@ -35,7 +35,7 @@ from zoo.tokens import (
 THEMES = (
     gated_delta, mamba, mutable_arrays, packed, token_neighbours, token_indices, token_scans, token_loops, token_sums,
     token_tiles, token_limits, attention, experts, layers, labelled_layers, loops, row_caches, rows, held_rows, pages,
-    read_kernels, whole_kernels, grid_kernels, buffered_kernels, speculative, sharded, sharded_experts, sharded_rows,
-    agreement, chunked, verification, batches,
+    read_kernels, whole_kernels, grid_kernels, buffered_kernels, shared_blocks, speculative, sharded, sharded_experts,
+    sharded_rows, agreement, chunked, verification, batches,
 )  # fmt: skip
 PROGRAMS: dict[str, Program] = {program.name: program for theme in THEMES for program in theme.PROGRAMS}

@@ -7,7 +7,8 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ir_passes.contract.contract import ROW_MAPS, BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.opaque import lengths_of
 from ir_passes.contract.opaque_names import exact_name
 from ir_passes.contract.statements import Assumption, Note, Statement

@@ -50,7 +50,7 @@ def _fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Re
             if owner.unframed is not None:
                 return refusals.MAY_DIFFER
         case _:
-            return None
+            return refusals.NO_ENTRY
     return refusals.OLD_VERSION if value.version in prover.versions.consumed else None
 
 

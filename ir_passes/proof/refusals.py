@@ -270,7 +270,7 @@ COUNTED_EXCHANGE = RefusalText(
 )
 CROSSING_EXCHANGE = RefusalText(
     "it exchanges values over mesh axis {along}, over which {subject} are split",
-    "exchange over axes that split heads or experts only, or undo the exchange before anything else",
+    "exchange over axes that split heads or experts only",
     COLLECTIVE,
 )
 OWN_ORDERS = RefusalText(

@@ -12,7 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
+from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.normal_form import row_major
 from ir_passes.contract.statements import StatedError
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger

@@ -75,16 +75,19 @@ class _Declared:
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
-        donor_of = donors(self.entry)
-        results = []
-        for k, declared in enumerate(self.entry.outputs):
-            if isinstance(declared, Pool):
-                results.append(self._successor(self.operands[donor_of[k]], lanes, declared))
-            elif isinstance(declared, Packed):
-                results.append(Value(LaneRows(declared.axis, packed=declared.layout)))
-            else:
-                results.append(Value(moved(lanes, declared.axis) if isinstance(declared, Lane) else COMMON))
-        return results
+        return [self._result(k, declared, lanes) for k, declared in enumerate(self.entry.outputs)]
+
+    def _result(self, k: int, declared: Any, lanes: Owner) -> Value:
+        match declared:
+            case Pool():
+                return self._successor(self.operands[donors(self.entry)[k]], lanes, declared)
+            case Packed(axis, None, layout):
+                return Value(LaneRows(axis, packed=layout))
+            case Lane(axis):
+                return Value(moved(lanes, axis))
+            case Shared():
+                return Value(COMMON)
+        raise TypeError(f"result {k} is declared {declared}")
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
         version = self.site.prover.versions.succeed(pool.version)
@@ -93,9 +96,10 @@ class _Declared:
         intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, intact=intact)
-        facts = [self.operands[k].fact for k, entry in maps_of(self.entry, declared.group) if entry.role != "read"]
-        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry | PageEntry)}
-        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
+        (place,) = (k for k, entry in maps_of(self.entry, declared.group) if entry.role != "read")
+        fact = self.operands[place].fact
+        assert isinstance(fact, SlotEntry | PageEntry)
+        return Value(replace(pool.owner, writers=pool.owner.writers | {fact.leaf}), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
         """Return the owner of all lanes; `Mixed` for a misfit."""
@@ -138,7 +142,7 @@ class _Declared:
 
     @property
     def _is_packed(self) -> bool:
-        return any(isinstance(entry, Packed) for entry in self.entry.inputs)
+        return any(isinstance(entry, Packed) for entry in (*self.entry.inputs, *self.entry.outputs))
 
     def _unequal(self) -> str | None:
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
@@ -190,8 +194,9 @@ class _Declared:
     def _misfit(self) -> str | None:
         entry, eqn, site = self.entry, self.site.eqn, self.site
         is_counted = fits(entry, site.shapes, ir.shapes(eqn.outvars)) and ir.aliases_of(eqn) == dict(entry.aliases)
-        pairs = [(eqn.invars[donor], eqn.outvars[k]) for k, donor in donors(entry).items()] if is_counted else []
-        if not is_counted or any(len({*ir.types(pair)}) > 1 for pair in pairs):
+        pairs = donors(entry).items()
+        is_counted = is_counted and all(entry.inputs[donor] == entry.outputs[k] for k, donor in pairs)
+        if not is_counted or any(len({*ir.types([eqn.invars[donor], eqn.outvars[k]])}) > 1 for k, donor in pairs):
             return call_misfit(site, entry)
         for k, (value, declared) in enumerate(zip(self.operands, entry.inputs, strict=True)):
             if not self._fits(value, declared, site.shapes[k]):

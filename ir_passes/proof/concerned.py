@@ -1,6 +1,7 @@
 """Lanes and pools of a violation, by number and path, and owners in words."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.entries import ONE_LAYOUT
@@ -68,6 +69,16 @@ def describe(owner: Owner) -> str:
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):
             return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+def value_text(value: Any) -> str:
+    """Return an abstract value in words."""
+    parts = [describe(value.owner)]
+    if value.range is not None:
+        parts.append(f"in [{value.range[0]}, {value.range[1]}]")
+    if value.fact is not None:
+        parts.append("index columns" if hasattr(value.fact, "values") else str(value.fact))
+    return ", ".join(parts)
 
 
 def _noun(layout: str) -> str:

@@ -32,10 +32,12 @@ class RefusalText(NamedTuple):
 # row maps
 _DROP = "use mode='drop' for writes, mode='fill' for reads"
 OTHER_GROUP = RefusalText(
-    "rows of {path} are picked by {rows}, which is the {map} of {groups}", "use the {map} of group {group!r}", WRONG_ROW
+    "rows of {path} are picked by {slots}, which is the {map} of {groups}",
+    "use the {map} of group {group!r}",
+    WRONG_ROW,
 )
 OTHER_ROLE = RefusalText(
-    "{path} is {used} by {rows}, which is declared for the opposite",
+    "{path} is {used} by {slots}, which is declared for the opposite",
     "use the {map} with the other role, or role='both'",
     WRONG_ROW,
 )
@@ -91,8 +93,8 @@ SHIFTED_WHOLE_POOL = RefusalText(
     WRONG_ROW,
 )
 OTHER_SHIFT = RefusalText(
-    "a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift}",
-    "subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})",
+    "a device along {along} has {length} rows of {path}, and indexes them by {slots} less {shift}",
+    "subtract the rows of the devices before it: {slots} - {length} * axis_index({along!r})",
     WRONG_ROW,
 )
 CLAMPED_TO_DEVICE = RefusalText(
@@ -110,26 +112,26 @@ EACH_RANK = (
     "data-parallel rank, whose tokens, cu_seqlens, tables and rows are its own"
 )
 PAGES_OF_A_DEVICE = RefusalText(
-    "{pages} counts pages within a device along {local!r}, and is used by lanes of others",
+    "{slots} counts pages within a device along {local!r}, and is used by lanes of others",
     "use it inside of a shard_map that splits the table and the pages over {local!r}",
     WRONG_ROW,
 )
 SPLIT_PAGES = RefusalText(
-    "{pages} or {path} is split over devices along {along}, and pages are global", EACH_RANK, COLLECTIVE
+    "{slots} or {path} is split over devices along {along}, and pages are global", EACH_RANK, COLLECTIVE
 )
 OTHER_PAGE_SIZE = RefusalText(
-    "a page of {path} is {indices} indices long here ({page_size} rows in {pages}), and is picked by an index that "
+    "a page of {path} is {indices} indices long here ({page_size} rows in {slots}), and is picked by an index that "
     "counts {stride} to a page",
     "index with entry * page_size + offset where pages are flat, with the entry itself where they are rows",
     WRONG_ROW,
 )
 FEW_PAGES = RefusalText(
-    "{pages} holds pages in [0, {size}) of {page_size} rows, {path} has {length} of them",
+    "{slots} holds pages in [0, {size}) of {page_size} rows, {path} has {length} of them",
     "give the pool as many pages as the page table has",
     BOUNDS,
 )
 PAST_THE_PAGES = RefusalText(
-    "rows of {path} are picked by {pages} or by a row past its last page, which may be a lane's",
+    "rows of {path} are picked by {slots} or by a row past its last page, which may be a lane's",
     "give the pool as many pages as the page table, and use mode='drop' for writes, mode='fill' for reads",
     WRONG_ROW,
 )
@@ -517,7 +519,7 @@ CALL_WRITES_COPIES = RefusalText(
     COLLECTIVE,
 )
 MAP_NOT_SPLIT = RefusalText(
-    "{name}: the rows of a pool are split over {along}, and its slot map is not",
+    "the rows of {path} are split over {along}, and {slots} is not",
     "split the slot map like the rows of the pool",
     WRONG_ROW,
 )

@@ -75,20 +75,17 @@ class Site:
 
     def _by_rule(self, operands: list[Value]) -> list[Value]:
         rule = RULES.get(self.name)
-        if rule is None or PARAMETERS[self.name].unknown(self.params) is not None:
-            return self._refused()
+        unknown = None if rule is None else PARAMETERS[self.name].unknown(self.params)
+        if rule is None or unknown is not None:
+            text = refusals.no_rule(self.name, unknown, self.eqn.effects)
+            if self.eqn.effects:
+                self.report(*text)
+            owner = self.mixed(*text)
+            return [Value(owner) for _ in self.eqn.outvars]
         if self.name not in primitives.WITH_BODIES:
             return rule(self, *operands)
         with self.prover.given(callers=[*self.prover.callers, self.eqn]):
             return rule(self, *operands)
-
-    def _refused(self) -> list[Value]:
-        parameter = PARAMETERS[self.name].unknown(self.params) if self.name in RULES else None
-        text = refusals.no_rule(self.name, parameter, self.eqn.effects)
-        if self.eqn.effects:
-            self.report(*text)
-        owner = self.mixed(*text)
-        return [Value(owner) for _ in self.eqn.outvars]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """Refuse a row not yet summed over devices, else return []."""

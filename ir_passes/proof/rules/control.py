@@ -12,7 +12,7 @@ import numpy as np
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.bodies import maker
+from ir_passes.jaxpr.bodies import counts_up, maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof import refusals
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
@@ -251,20 +251,10 @@ def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
 
 def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """Widen a carry: keep facts that an iteration does not change."""
-    leaf_of, same_chain = site.prover.versions.leaf_of, False
-    if old.version is not None and new.version is not None:
-        same_chain = leaf_of[old.version] == leaf_of[new.version]
-    owner = old.owner if old.owner == new.owner else _merge_owners(site, old.owner, new.owner)
-    if isinstance(owner, Mixed) and isinstance(old.owner, Mixed):
-        owner = old.owner
-    bounds = old.range
-    if counter is None and bounds is not None and new.range != bounds:
-        bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
-    intact = old.intact if old.intact == new.intact else None
-    fact = old.fact if old.fact == new.fact else None
-    owner = _checked_order(site, owner, old, new)
-    version = old.version if same_chain or old.version == new.version else None
-    return Value(owner, NONE, bounds, fact, intact, version, old.uniform & new.uniform)
+    joined = join_values(site, old, new)
+    keeps_bounds = counter is not None or hull(old.range, new.range) == old.range
+    version = None if joined.version is None else old.version
+    return joined.replace(number=NONE, range=old.range if keeps_bounds else None, version=version)
 
 
 def _after_iteration(site: Site, value: Value, mark: int) -> Value:
@@ -284,19 +274,11 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
     counters = {}
     for k, value in enumerate(carry):
-        out, var = jaxpr.outvars[k], jaxpr.invars[num_consts + k]
-        if isinstance(out, ir.Literal) or value.range is None or length < 1:
+        limits, is_scalar = dtype_range(jaxpr.outvars[k].aval), ir.shape_of(jaxpr.outvars[k]) == ()
+        if value.range is None or limits is None or length < 1 or not is_scalar or not counts_up(jaxpr, k, num_consts):
             continue
-        eqn = maker(jaxpr, out)
-        if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not var or out.aval.shape:
-            continue
-        by = eqn.invars[1]
-        if isinstance(by, ir.Literal):
-            total = int(by.val) * (length - 1)
-            bounds = (value.range[0] + min(total, 0), value.range[1] + max(total, 0))
-            limits = dtype_range(var.aval)
-            if limits and limits[0] <= bounds[0] and bounds[1] < limits[1]:
-                counters[k] = bounds
+        bounds = value.range[0], value.range[1] + length - 1
+        counters |= {k: bounds} if bounds[1] < limits[1] else {}
     return counters
 
 

@@ -12,13 +12,13 @@ from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
-from ir_passes.proof.advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call
 from ir_passes.proof.concerned import describe
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
-from ir_passes.proof.rules.addressing.pool_rows import record
+from ir_passes.proof.rules.addressing.pool_rows import record, row_fault
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
+from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
@@ -164,32 +164,27 @@ class _Declared:
             if not isinstance(declared, Pool) or not isinstance(pool, PoolRows):
                 continue
             for place, declared_map in maps_of(self.entry, declared.group):
-                fact = self.operands[place].fact
+                index, fact = self.operands[place], self.operands[place].fact
                 assert isinstance(fact, SlotEntry | PageEntry)
                 for write in (False, True):
                     if declared_map.role == ("read" if write else "write") or (write and k not in written):
                         continue
                     if isinstance(fact, PageEntry):
-                        split = getattr(self.operands[place].owner, "split", ())
+                        split = getattr(index.owner, "split", ())
                         drops = declared_map.role == "write"
                         fault = page_fault(site, pool, fact, split, site.shapes[k], drops=drops, write=write)
                     else:
                         fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
-                    fault = fault or self._other_devices(pool, place)
+                    if fault is None and pool.split and getattr(index.owner, "split", ()) != pool.split:
+                        fault = refusals.MAP_NOT_SPLIT
                     if fault is not None:
-                        return fault
-                    record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
+                        return row_fault(site, fault, pool, index, site.shapes[k], write)
+                    record(site, pool, index, index.owner, site.shapes[place], write)
             is_counted = bool(pool.split) and self._counted_within(declared.group)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not is_counted:
                 along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
                 return site.mixed(*refusals.CALL_WRITES_COPIES(name=self.name, along=along))
         return lanes
-
-    def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
-        split = getattr(self.operands[place].owner, "split", ())
-        if not pool.split or split == pool.split:
-            return None
-        return self.site.mixed(*refusals.MAP_NOT_SPLIT(name=self.name, along=", ".join(pool.split)))
 
     def _misfit(self) -> str | None:
         entry, eqn, site = self.entry, self.site.eqn, self.site

@@ -48,12 +48,6 @@ class BoundContract:
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
 
     @property
-    def null_maps(self) -> list[int]:
-        """Indices of the slot maps that put idle lanes on the null row."""
-        maps = [(k, array.entry) for k, array in enumerate(self.inputs) if isinstance(array.entry, SlotMap)]
-        return [k for k, entry in maps if entry.null and not entry.disjoint]
-
-    @property
     def layouts(self) -> dict[str, int | None]:
         """Layout -> number of packed tokens; None without an array of tokens."""
         layouts: dict[str, int | None] = {}
@@ -168,9 +162,6 @@ def _check_row_maps(inputs: tuple[Bound, ...]) -> set[str]:
     for bound in inputs:
         if not isinstance(bound.entry, SlotMap | PageTable):
             continue
-        for name in ("size", "page_size"):
-            if (number := getattr(bound.entry, name, 1)) < 1:
-                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {number}")
         for name in bound.entry.names:
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
                 raise ContractFault.MAPS.error(bound.path, fault_texts.TWO_KINDS.format(name=name))
@@ -179,8 +170,7 @@ def _check_row_maps(inputs: tuple[Bound, ...]) -> set[str]:
         maps = [(path, entry) for path, entry in maps if name in entry.names]
         writers = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
         if len(writers) > 1:
-            text = fault_texts.TWO_WRITERS.format(name=name, writers=" and by ".join(writers))
-            raise ContractFault.MAPS.error(writers[1], text)
+            raise ContractFault.MAPS.error(writers[1], fault_texts.two_writers(name, writers))
     return {*mapped}
 
 
@@ -188,11 +178,8 @@ def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:
     pool = bound.entry
     if not isinstance(pool, Pool):
         return
-    if pool.dims is not None and len(pool.dims) != len(bound.shape):
-        raise ContractFault.DIMS.error(bound.path, f"{len(pool.dims)} dims {pool.dims}, got shape {bound.shape}")
     if pool.group not in mapped and bound.shape[pool.axis] != lanes:
-        text = fault_texts.NO_MAP.format(group=pool.group, axis=pool.axis, lanes=lanes, shape=bound.shape)
-        raise ContractFault.ROWS.error(bound.path, text)
+        raise ContractFault.ROWS.error(bound.path, fault_texts.NO_MAP.format(pool=pool, lanes=lanes, shape=bound.shape))
 
 
 def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[int, int]:
@@ -208,8 +195,7 @@ def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[i
     for group, indices in output_groups.items():
         donors = input_groups.get(group, [])
         if len(indices) > len(donors):
-            message = f"{len(indices)} output pools but only {len(donors)} input pools"
-            raise ContractFault.SUCCESSOR.error(f"group {group!r}", message)
+            raise ContractFault.SUCCESSOR.error(f"group {group!r}", fault_texts.few_pools(indices, donors))
         for donor, successor in zip(donors, indices, strict=False):
             old, new = inputs[donor], outputs[successor]
             if (old.shape, old.dtype, old.entry) != (new.shape, new.dtype, new.entry):

@@ -36,11 +36,32 @@ def check_entries(inputs: Sequence[Bound], outputs: Sequence[Bound]) -> None:
             raise ContractFault.INPUT.error(bound.path, fault_texts.IDLE_OUTPUT)
         if isinstance(bound.entry, ROW_MAPS):
             raise ContractFault.INPUT.error(bound.path, f"a {type(bound.entry).__name__} is an input, never an output")
-    groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
+    pools = [(bound, bound.entry) for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)]
+    for bound, pool in pools:
+        if pool.dims is not None and len(pool.dims) != len(bound.shape):
+            raise ContractFault.DIMS.error(bound.path, f"{len(pool.dims)} dims {pool.dims}, got shape {bound.shape}")
+    tokens = [bound for bound in (*inputs, *outputs) if bound.layout is not None]
+    described = {bound.layout for bound in inputs if isinstance(bound.entry, Packed) and bound.entry.role is not None}
+    for layout in dict.fromkeys(bound.layout for bound in tokens):
+        lengths = {bound.path: bound.tokens for bound in tokens if bound.layout == layout and bound.tokens is not None}
+        if layout not in described:
+            raise ContractFault.PACKED.error("", fault_texts.no_description(layout, lengths, described))
+    groups = {pool.group for _, pool in pools}
     for bound in inputs:
-        for name in bound.entry.names if isinstance(bound.entry, SlotMap | PageTable) else ():
+        if not isinstance(bound.entry, SlotMap | PageTable):
+            continue
+        for name in ("size", "page_size"):
+            if (number := getattr(bound.entry, name, 1)) < 1:
+                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {number}")
+        for name in bound.entry.names:
             if name not in groups:
                 raise ContractFault.GROUP.error(bound.path, fault_texts.no_group(name, groups))
+
+
+def null_maps(inputs: Sequence[Bound]) -> list[int]:
+    """Return indices of the slot maps that put idle lanes on the null row."""
+    maps = [(k, array.entry) for k, array in enumerate(inputs) if isinstance(array.entry, SlotMap)]
+    return [k for k, entry in maps if entry.null and not entry.disjoint]
 
 
 def check_role(where: str, entry: Any) -> None:

@@ -1,10 +1,8 @@
-"""Conversions between dtypes: representable numbers and exact conversions.
+"""Conversions between dtypes: representable numbers and finite results.
 
-* A float dtype with m stored mantissa bits represents every integer up to 2 ** (m + 1).
-* A conversion keeps neither sign nor payload of a nan, so no float dtype is converted and back without loss.
-* A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's, and
-  if the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative zero uses its bit
-  pattern for nan, and XLA may round a small negative number to it.
+A conversion to a float dtype keeps finite values finite if the dtype's greatest number is at least the source's, and if
+the dtype represents 0 and -1 (float8_e8m0fnu converts both to nan). A dtype without negative zero uses its bit pattern
+for nan, and XLA may round a small negative number to it.
 
 A number that becomes subnormal counts as lost: processors may flush it to zero.
 """
@@ -15,18 +13,6 @@ import jax.numpy as jnp
 import numpy as np
 
 from ir_passes.jaxpr.dtypes import is_integer, is_key, limits
-
-
-def reversible(source: Any, target: Any) -> bool:
-    """True if a conversion and back keeps every bit."""
-    if source == target or not is_whole(source) or not _is_number(target):
-        return bool(source == target)
-    low, high = _bounds(source)
-    if is_whole(target):
-        least, greatest = _bounds(target)
-        return least <= low and high <= greatest
-    info = jnp.finfo(target)
-    return holds(target, 0) and max(-low, high) <= min(2 ** (int(info.nmant) + 1), float(info.max))
 
 
 def holds(dtype: Any, number: float) -> bool:

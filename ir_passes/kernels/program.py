@@ -32,6 +32,7 @@ from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.guesses import Guesses
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, padded, uninitialized, within
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
+from ir_passes.kernels.unread_texts import no_order
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
@@ -138,10 +139,7 @@ class _Kernel:
                 if axis < blocks.level:
                     raise UnreadableKernel(f"result {k}: the steps of grid axis {axis} come back to blocks left before")
                 if not self.sequential[axis] and not self.works_in_place(k):
-                    raise UnreadableKernel(
-                        f"result {k}: the {self.grid[axis]} steps of grid axis {axis} write one block, and nothing "
-                        "says that they run one after the other: compiler_params=pltpu.CompilerParams()"
-                    )
+                    raise UnreadableKernel(no_order(k, axis, self.grid[axis]))
 
     def run(self, *operands: Any) -> list[Any]:
         """Run all steps; raises BlockGuessFailed for a wrong part of an array."""

@@ -33,6 +33,19 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
     return tuple(dict.fromkeys([*lanes, *picked, *pools]))
 
 
+def operands_in_words(
+    bound: BoundContract, owners: Iterable[Owner], shapes: Iterable[Sequence[int]]
+) -> tuple[str, ...]:
+    """Return the lanes and pools of operands, or all lanes."""
+    return concerned(bound, zip(owners, shapes, strict=True)) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
+
+
+def pool_path(prover: Any, value: Any) -> str:
+    """Return the path of a version's pool."""
+    leaf = prover.versions.leaf_of.get(value.version)
+    return "a pool" if leaf is None else prover.bound.inputs[leaf].path
+
+
 def _lanes(numbers: list[int]) -> str:
     """Format sorted numbers, as "lane 2" or "lanes 0, 2 and 5 to 7"."""
     runs: list[list[int]] = []

@@ -172,6 +172,12 @@ def operand_misfit(site: Site, entry: Opaque, declared: Any, value: Value, shape
     return f"{declared}, and is not the one of the contract"
 
 
+def unequal_rows(lengths: Mapping[str, tuple[int, ...]]) -> str:
+    """Describe operands and results with different numbers of rows."""
+    counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
+    return f"numbers of rows differ: {counts}"
+
+
 def _pool_misfit(site: Site, entry: Opaque, declared: Pool, value: Value) -> str:
     owner, prover = value.owner, site.prover
     leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None

@@ -17,7 +17,7 @@ from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof import refusals
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_tiles, token_windows
 from ir_passes.proof.rules.addressing.index_sums import entry_of
@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
 )
 from ir_passes.proof.views import left
 
+_Carried = Callable[[Value], Value | None]
 MAX_ROUNDS = 12
 """Limit on rounds to the fixpoint, per carry; each round drops facts."""
 
@@ -92,11 +93,6 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
         return [old if is_exempt else new for is_exempt, old, new in zip(exempt, values, joined, strict=True)]
     owner = site.mixed(*refusals.COUPLED_CONTROL)
     return [Value(owner) for _ in values]
-
-
-@rule("platform_index", ignores="platforms")
-def platform_index(site: Site) -> list[Value]:
-    return [Value(COMMON)]
 
 
 @rule("cond", reads="branches", ignores="branches_platforms")
@@ -201,12 +197,7 @@ def _counted_fact(site: Site, start: Value, bound: Value) -> RealToken | TokenOf
 
 
 def _fixpoint(
-    site: Site,
-    carry: list[Value],
-    run_body: Any,
-    counters: dict[int, Any],
-    mark: int,
-    carried: Callable[[Value], Value | None],
+    site: Site, carry: list[Value], run_body: Any, counters: dict[int, Any], mark: int, carried: _Carried
 ) -> tuple[list[Value], list[Value]]:
     """Return carries that hold in every iteration, and the body's other results.
 

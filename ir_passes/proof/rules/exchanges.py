@@ -44,24 +44,13 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     return results
 
 
-@rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
-def by_counts(site: Site, *operands: Value) -> list[Value]:
-    """Refuse lanes in exchanges with run-time counts and partners."""
-    owner = site.join(*(value.owner for value in operands))
-    site.prover.device_varying.update(mesh.axes_of(site.eqn))
-    if not isinstance(owner, Common):
-        owner = site.mixed(*refusals.COUNTED_EXCHANGE)
-    return [Value(owner) for _ in site.eqn.outvars]
-
-
 def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
     crossing = sorted(axis for axis in axes if axis in split)
     if crossing:
-        subject = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
-        return site.mixed(*refusals.CROSSING_EXCHANGE(along=", ".join(crossing), subject=subject))
+        return site.mixed(*refusals.crossing_exchange(crossing, isinstance(owner, PoolRows)))
     if isinstance(owner, LaneRows) and owner.order is not None:
         reordered = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if reordered:

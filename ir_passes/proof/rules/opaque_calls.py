@@ -18,7 +18,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record, row_fault
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call
+from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call, unequal_rows
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
@@ -48,10 +48,10 @@ def _check_one_body(site: Site, name: str) -> None:
     if any(site.eqn is call for call in calls):
         return
     other_calls = [call for call in calls if not same_body(call, site.eqn)]
-    if not other_calls:
+    if other_calls:
+        site.report(*ambiguous_name(site, name, other_calls))
+    else:
         calls.append(site.eqn)
-        return
-    site.report(*ambiguous_name(site, name, other_calls))
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
@@ -153,8 +153,7 @@ class _Declared:
             lengths["the step"] = (self.site.prover.bound.lanes,)
         if len(set(lengths.values())) == 1:
             return None
-        counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
-        return f"numbers of rows differ: {counts}"
+        return unequal_rows(lengths)
 
     def _accessed(self, lanes: Owner) -> Owner:
         """Return `lanes`, or the fault of an access to a pool."""

@@ -21,7 +21,7 @@ from ir_passes.proof.values import (
     Tiles,
     Value,
 )
-from ir_passes.proof.views import reshaped, transposed
+from ir_passes.proof.views import reshaped
 
 Shape = tuple[int, ...]
 
@@ -171,17 +171,12 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 def transpose(site: Site, x: Value) -> list[Value]:
     permutation = tuple(map(int, site.params["permutation"]))
     owner = moved(x.owner, permutation.index)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=transposed(owner.view, permutation))
-    intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
-    return [Value(owner, NONE, x.range, relocated(x.fact, permutation.index), intact, x.version)]
+    return [Value(owner, NONE, x.range, relocated(x.fact, permutation.index), None, x.version)]
 
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
     owner = site.apart(x.owner, site.params["dimensions"], refusals.REVERSED_LANES)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=(*owner.view, ("rev", site.params["dimensions"])))
     return [Value(owner, range=x.range)]
 
 
@@ -198,8 +193,6 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
                 owner = site.mixed(*refusals.PADDED_LANES)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=(*owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
 
 
@@ -217,6 +210,6 @@ def iota(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON, number, (0, max(0, site.shape[axis] - 1)), Iota(axis))]
 
 
-@rule("empty2", "create_token", ignores="dtype memory_space shape")
+@rule("empty2", "create_token", "platform_index", ignores="dtype memory_space platforms shape")
 def empty(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON) for _ in site.eqn.outvars]

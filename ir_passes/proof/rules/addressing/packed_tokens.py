@@ -28,7 +28,7 @@ from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof import refusals
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
-from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.rules.addressing.index_sums import is_full
 from ir_passes.proof.rules.addressing.lane_guesses import starts_of_lanes
 from ir_passes.proof.rules.survival import finite_in_product, outlives
@@ -289,19 +289,13 @@ def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
 
 
 def _computed(site: Site, operands: list[Value], result: Value) -> Value:
-    lanes, facts = site.prover.bound.lanes, [value.fact for value in operands]
-    x = facts[0]
+    x = operands[0].fact
     if site.name in ("and", "or", "not"):
         masked = _masks(site, operands, result)
         if masked is not None:
             return masked
     if isinstance(result.fact, token_layout.LAYOUT_FACTS):
         return result
-    lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
-    if site.name in ("min", "clamp") and lane is not None:
-        limits = [constant_of(value) for value in operands if value.fact != lane]
-        if limits in ([lanes - 1], [0, lanes - 1]):
-            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="lane"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)
@@ -508,10 +502,9 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 def _literal(site: Site, atom: Any) -> float | None:
     """Return a broadcast literal, if no conversion changes it."""
-    producers = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
     dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):
-        eqn = producers.get(atom)
+        eqn = site.maker(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
             return None
         atom = eqn.invars[0]

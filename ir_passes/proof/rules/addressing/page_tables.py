@@ -93,7 +93,7 @@ def page_fault(
             return refusals.PAGES_OF_A_DEVICE
     elif split or pool.split:
         return refusals.SPLIT_PAGES
-    indices, length = entry.page_size * pool.inner, shape[pool.axis]
+    indices, length = entry.page_size * pool.inner, full[pool.axis]
     if indices != fact.stride or not 0 <= fact.spare < fact.stride:
         return refusals.OTHER_PAGE_SIZE
     if length < entry.size * indices:

@@ -271,8 +271,9 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
     fact, lanes = x.fact, site.prover.bound.lanes
     if low is not None and low > 0:
         return None
-    if isinstance(fact, SegmentIds):
-        return (replace(fact, padding="lane"), (0, lanes - 1)) if high == lanes - 1 else None
+    if isinstance(fact, SegmentIds | LaneOfToken):
+        padding = "none" if fact.padding == "none" else "lane"
+        return (replace(fact, padding=padding), (0, lanes - 1)) if high == lanes - 1 else None
     token_of = fact if isinstance(fact, OwnTokens) and fact.rows.packed else token_of_lane(fact)
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (high is None or high >= tokens - 1):

@@ -111,7 +111,7 @@ def reversed_by_devices(w, state, x, lengths):
 MUTANTS = (
     wrong(SHARDED, "exchanged-by-counts", "JAX",
         "rows are sent to other devices by run-time counts, and taken for the lanes' own",
-        over_rows(exchanged_by_counts, check_vma=False), Kind.COLLECTIVE, evidence=Evidence.TRACED),
+        over_rows(exchanged_by_counts, check_vma=False), Kind.UNKNOWN, evidence=Evidence.TRACED),
     wrong(SHARDED, "passed-on-twice", "JAX", "what was sent to the next device goes on instead of back",
         over_rows(passed_on_twice, data=4), Kind.COLLECTIVE, Kind.CROSS_LANE),
     wrong(SHARDED, "met-while-away", "JAX", "lanes that were sent to another device meet those of that device",

@@ -102,16 +102,14 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     if index.range is not None and index.range[0] == index.range[1]:
         branches = [branches[min(max(index.range[0], 0), len(branches) - 1)]]
     test = maker(site.jaxpr, site.eqn.invars[0])
-    flag = None
-    if test is not None and test.primitive.name == "convert_element_type" and ir.dtype_of(test.invars[0]) == np.bool_:
-        flag = prover.read(site.env, test.invars[0])
+    is_flag = len(branches) == 2 and test is not None and test.primitive.name == "convert_element_type"
+    flag = prover.read(site.env, test.invars[0]) if is_flag and ir.dtype_of(test.invars[0]) == np.bool_ else None
     initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)
     consumed, merged = set(initially_consumed), None
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
-        inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
-        is_second = k == 1 and flag is not None and test is not None and len(branches) == 2
-        active = prover.active | _active_lane(site, test) if is_second else set(prover.active)
+        inputs = operands if flag is None else in_branch(site, flag, k == 1, operands)
+        active = prover.active | (_active_lane(site, test) if flag is not None and k == 1 else set())
         with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
         consumed |= prover.versions.consumed

@@ -88,12 +88,11 @@ def limit(site: Site, *operands: Value) -> list[Value]:
     # the dtype bounds the value, so the limits bound the result
     extent = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
     bounds = interval(site.name, extent, site.eqn.outvars[0].aval, avals)
-    for value, atom in zip(operands, site.eqn.invars, strict=True):
-        extent = value.range or dtype_range(atom.aval)
-        if extent is None or tuple(atom.aval.shape) != site.shape:
-            continue
+    for value, span, shape in zip(operands, extent, site.shapes, strict=True):
         other_ranges = [other.range for other in operands if other is not value]
-        if None not in other_ranges and _is_within_limits(site.name, extent, other_ranges):
+        if span is None or shape != site.shape or None in other_ranges:
+            continue
+        if _is_within_limits(site.name, span, other_ranges):
             return [value]
     greatest = [value.fact for value in operands if not isinstance(value.owner, Common)]
     fact = greatest[0] if len(greatest) == 1 and isinstance(greatest[0], Greatest) and site.name != "clamp" else None

@@ -26,7 +26,7 @@ from ir_passes.proof.rules.addressing.access import (
 )
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import disordered, reveals_places
+from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Constant, Counts, Iota, PageEntry, Permuted, SlotEntry, Value
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
@@ -225,7 +225,7 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
     permuted_dim = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
+    if access.reveals_places(owner) or disordered(operand):
         return site.mixed(*refusals.INDEX_REVEALS_ORDER)
     if result is not None:
         return result
@@ -268,25 +268,9 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
     if access.sizes[dim] != 1 or not access.inside(dim):
         return None
     groups, left_over = divmod(rows.inner, order.div)
-    if rows.order == order.order and not left_over:
-        return rows, replace(rows, axis=dim, inner=groups, order=None, unreduced=())
-    if order.div != 1:
+    if rows.order != order.order or left_over:
         return None
-    return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
-
-
-def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
-    """True if a write addresses positions in an order that depends on all lanes.
-
-    It changes some of the rows, writes different values to them, or uses another index.
-    """
-    if not isinstance(operand, LaneRows) or operand.order is None:
-        return False
-    window_axis = access.paired.get(operand.axis, access.window.get(operand.axis))
-    if window_axis is None or not (operand.axis in access.paired or access.whole(operand.axis)):
-        return True
-    splits_rows = operand.axis in access.paired and access.reveals_places(operand)
-    return splits_rows or reveals_places(updates, access.window_shape, window_axis)
+    return rows, replace(rows, axis=dim, inner=groups, order=None, unreduced=())
 
 
 def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:

@@ -74,13 +74,7 @@ def _size(site: Site, fact: SlotEntry | PageEntry) -> int:
 
 
 def page_fault(
-    site: Site,
-    pool: PoolRows,
-    fact: PageEntry,
-    split: tuple[str, ...],
-    shape: tuple[int, ...],
-    drops: bool,
-    write: bool,
+    site: Site, pool: PoolRows, fact: PageEntry, split: tuple[str, ...], full: tuple[int, ...], drops: bool, write: bool
 ) -> RefusalText | None:
     """Return the fault of an access by page table; `split` is of the lanes."""
     entry, fault = site.prover.bound.inputs[fact.leaf].entry, entry_fault(site, pool, fact, write)

@@ -12,7 +12,6 @@ import numpy as np
 
 from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import (
-    ROW_MAPS,
     Bound,
     Lane,
     Opaque,
@@ -22,13 +21,11 @@ from ir_passes.contract.entries import (
     Shared,
     SlotMap,
     Unspecified,
-    check_role,
 )
+from ir_passes.contract.entry_checks import check_entries, check_names, check_opaque
 from ir_passes.contract.faults import ContractError, ContractFault
 from ir_passes.contract.layouts import check_layouts
 from ir_passes.contract.missing_entries import check_complete
-from ir_passes.contract.opaque import check_opaque
-from ir_passes.contract.opaque_names import check_names
 from ir_passes.contract.prefix import by_argument, spread
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer
@@ -49,12 +46,6 @@ class BoundContract:
     outputs: tuple[Bound, ...]
     successors: dict[int, int]
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
-
-    @property
-    def null_maps(self) -> list[int]:
-        """Indices of the slot maps that put idle lanes on the null row."""
-        maps = [(k, array.entry) for k, array in enumerate(self.inputs) if isinstance(array.entry, SlotMap)]
-        return [k for k, entry in maps if entry.null and not entry.disjoint]
 
     @property
     def layouts(self) -> dict[str, int | None]:
@@ -109,10 +100,11 @@ class LaneContract:
         dtypes = (ir.dtype_of(var) for var in trace.program.jaxpr.invars)
         inputs = tuple(replace(array, dtype=dtype) for array, dtype in zip(bound, dtypes, strict=True))
         outputs = tuple(_bind("result", self.outputs, results))
+        check_entries(inputs, outputs)
         lanes = _count_lanes(inputs, outputs)
         _check_roles(inputs, outputs, lanes)
         check_layouts(inputs, outputs, lanes)
-        mapped = _check_row_maps(inputs, outputs, lanes)
+        mapped = _check_row_maps(inputs)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
         return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
@@ -124,7 +116,6 @@ def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:
         dtype = dtype_of(leaf)
         if isinstance(entry, Lane | Packed | Pool) and not 0 <= entry.axis < len(shape):
             raise ContractFault.AXIS.error(name, f"{entry} needs axis {entry.axis}, the array has shape {shape}")
-        check_role(name, entry)
         yield Bound(name, entry, shape, dtype)
 
 
@@ -146,9 +137,6 @@ def _count_lanes(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> int:
 
 
 def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> None:
-    for bound in outputs:
-        if getattr(bound.entry, "role", None) in ("length", "active", "active_count"):
-            raise ContractFault.INPUT.error(bound.path, fault_texts.IDLE_OUTPUT)
     for role in ("length", "active", "active_count"):
         paths = [bound.path for bound in inputs if getattr(bound.entry, "role", None) == role]
         if len(paths) > 1:
@@ -169,21 +157,12 @@ def _check_roles(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: i
             raise ContractFault.ARRAY.error(bound.path, fault_texts.other_array(bound, lanes, dtype, shape))
 
 
-def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes: int) -> set[str]:
-    groups = {bound.entry.group for bound in (*inputs, *outputs) if isinstance(bound.entry, Pool)}
+def _check_row_maps(inputs: tuple[Bound, ...]) -> set[str]:
     mapped: dict[str, type] = {}
-    for bound in outputs:
-        if isinstance(bound.entry, ROW_MAPS):
-            raise ContractFault.INPUT.error(bound.path, f"a {type(bound.entry).__name__} is an input, never an output")
     for bound in inputs:
         if not isinstance(bound.entry, SlotMap | PageTable):
             continue
-        for name in ("size", "page_size"):
-            if (number := getattr(bound.entry, name, 1)) < 1:
-                raise ContractFault.SIZE.error(bound.path, f"{name} must be at least 1, got {number}")
         for name in bound.entry.names:
-            if name not in groups:
-                raise ContractFault.GROUP.error(bound.path, fault_texts.no_group(name, groups))
             if mapped.setdefault(name, type(bound.entry)) is not type(bound.entry):
                 raise ContractFault.MAPS.error(bound.path, fault_texts.TWO_KINDS.format(name=name))
     for name in mapped:
@@ -191,8 +170,7 @@ def _check_row_maps(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...], lanes
         maps = [(path, entry) for path, entry in maps if name in entry.names]
         writers = [path for path, entry in maps if entry.role != "read" and not entry.disjoint]
         if len(writers) > 1:
-            text = fault_texts.TWO_WRITERS.format(name=name, writers=" and by ".join(writers))
-            raise ContractFault.MAPS.error(writers[1], text)
+            raise ContractFault.MAPS.error(writers[1], fault_texts.two_writers(name, writers))
     return {*mapped}
 
 
@@ -200,11 +178,8 @@ def _check_pool(bound: Bound, lanes: int, mapped: set[str]) -> None:
     pool = bound.entry
     if not isinstance(pool, Pool):
         return
-    if pool.dims is not None and len(pool.dims) != len(bound.shape):
-        raise ContractFault.DIMS.error(bound.path, f"{len(pool.dims)} dims {pool.dims}, got shape {bound.shape}")
     if pool.group not in mapped and bound.shape[pool.axis] != lanes:
-        text = fault_texts.NO_MAP.format(group=pool.group, axis=pool.axis, lanes=lanes, shape=bound.shape)
-        raise ContractFault.ROWS.error(bound.path, text)
+        raise ContractFault.ROWS.error(bound.path, fault_texts.NO_MAP.format(pool=pool, lanes=lanes, shape=bound.shape))
 
 
 def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[int, int]:
@@ -220,8 +195,7 @@ def _pair_pools(inputs: tuple[Bound, ...], outputs: tuple[Bound, ...]) -> dict[i
     for group, indices in output_groups.items():
         donors = input_groups.get(group, [])
         if len(indices) > len(donors):
-            message = f"{len(indices)} output pools but only {len(donors)} input pools"
-            raise ContractFault.SUCCESSOR.error(f"group {group!r}", message)
+            raise ContractFault.SUCCESSOR.error(f"group {group!r}", fault_texts.few_pools(indices, donors))
         for donor, successor in zip(donors, indices, strict=False):
             old, new = inputs[donor], outputs[successor]
             if (old.shape, old.dtype, old.entry) != (new.shape, new.dtype, new.entry):

@@ -2,6 +2,7 @@
 
 import itertools
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from typing import Any
@@ -72,27 +73,22 @@ def declaration_of(eqn: Any) -> RowWise | None:
     return _DECLARED.get(ir.called_definition(eqn)) if _DECLARED else None
 
 
-def other_body(eqn: Any, check_vma: bool) -> str | None:
-    """Return how a called function differs from the declared function; None if equal."""
+def has_declared_body(eqn: Any, check_vma: bool) -> bool:
+    """True if a called function is the declared function."""
     body = ir.body_of(eqn)
     assert body is not None
     if body in _SEEN:
-        return None
-    why: list[str] = []
+        return True
     functions, declaration = _FUNCTIONS.get(ir.called_definition(eqn), ()), _DECLARED[ir.called_definition(eqn)]
     # most calls are without `jax.vmap`
     forms = zip(*(_forms(function, declaration) for function in functions), strict=True)
     for form in itertools.chain.from_iterable(forms):
-        try:
+        with suppress(Exception):  # the function may raise anything for foreign arguments
             declared = retraced(body, form, check_vma)
-        except Exception as error:  # the function may raise anything for foreign arguments
-            why.append(f"and the one declared cannot be traced with these arguments: {error}")
-            continue
-        if declared is not None and _same(declared, body):
-            _SEEN.add(body)
-            return None
-        why.append("with another body than the function declared")
-    return why[0]
+            if declared is not None and _same(declared, body):
+                _SEEN.add(body)
+                return True
+    return False
 
 
 def _forms(function: Callable[..., Any], declaration: RowWise) -> Iterator[Callable[..., Any]]:

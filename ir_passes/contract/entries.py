@@ -2,11 +2,9 @@
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 
-from ir_passes.contract import fault_texts
 from ir_passes.contract.fault_texts import hiding
-from ir_passes.contract.faults import ContractFault
 
 LaneRole = Literal["length", "active", "accepted"]
 SharedRole = Literal["active_count"]
@@ -225,14 +223,3 @@ class Bound:
 ENTRIES = (Shared, Lane, Packed, Pool, SlotMap, PageTable, Unspecified)
 ROW_MAPS = (SlotMap, PageTable)
 """Entries with the rows of lanes; a group without them has one row per lane."""
-
-
-def check_role(where: str, entry: Any) -> None:
-    """Raise ContractError for an unknown role."""
-    if not isinstance(entry, Shared | Lane | Packed | SlotMap | PageTable):
-        return
-    of_arrays = {Shared: SharedRole, Lane: LaneRole, Packed: PackedRole}
-    known_roles = {kind: (None, *get_args(roles)) for kind, roles in of_arrays.items()}
-    roles = known_roles.get(type(entry), get_args(SlotRole))
-    if entry.role not in roles:
-        raise ContractFault.ROLE.error(where, fault_texts.no_role(entry, roles))

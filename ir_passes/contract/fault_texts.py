@@ -33,13 +33,9 @@ _OF_RANKS = (
 IDLE_OUTPUT = "what says which lanes are idle is an input; what a step counts itself is Lane(role='accepted')"
 ONE_ROLE = "{paths} have the role {role!r}, expected one array that tells which lanes are idle"
 TWO_KINDS = "group {name!r} has a SlotMap and a PageTable; give the pools that have pages a group of their own"
-TWO_WRITERS = (
-    "rows of group {name!r} may be written by {writers}, which may name one row; declare role='read' and role='write', "
-    "or disjoint=True for all but one"
-)
 NO_MAP = (
-    "group {group!r} has no SlotMap, so it needs one row per lane along axis {axis}: expected {lanes}, got shape "
-    "{shape}; add a SlotMap or use a pool of {lanes} rows"
+    "group {pool.group!r} has no SlotMap, so it needs one row per lane along axis {pool.axis}: expected {lanes}, got "
+    "shape {shape}; add a SlotMap or use a pool of {lanes} rows"
 )
 OTHER_SUCCESSOR = (
     "it succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, got {new.dtype}{new.shape} "
@@ -54,6 +50,19 @@ OPAQUE_ENTRY = "expected one of Shared, Lane, Packed, Pool, SlotMap, PageTable, 
 LENGTH_ONLY = "the one role that a lane can have here is 'length' of an operand, got {}"
 TWO_ENTRIES = "it has two entries, {} by position and {} by name: leave one out"
 NO_TUPLE = "expected one entry or a tuple with one for each argument, got {!r}"
+
+
+def no_entry(kinds: Iterable[type], entry: Any) -> str:
+    return f"expected one of {', '.join(kind.__name__ for kind in kinds)}, got {entry!r}"
+
+
+def few_pools(outputs: Collection[int], inputs: Collection[int]) -> str:
+    return f"{len(outputs)} output pools but only {len(inputs)} input pools"
+
+
+def two_writers(name: str, writers: Iterable[str]) -> str:
+    message = f"rows of group {name!r} may be written by {' and by '.join(writers)}, which may name one row"
+    return f"{message}; declare role='read' and role='write', or disjoint=True for all but one"
 
 
 def other_lengths(sizes: Mapping[str, int], is_packed: bool) -> str:

@@ -35,6 +35,3 @@ def check_layouts(inputs: Sequence[Bound], outputs: Sequence[Bound], lanes: int)
             if len(paths) > 1:
                 text = fault_texts.ONE_DESCRIPTION.format(layout=layout, role=role, paths=", ".join(paths))
                 raise ContractFault.PACKED.error("", text)
-        described = {bound.layout for entries in descriptions.values() for bound in entries}
-        if layout not in described:
-            raise ContractFault.PACKED.error("", fault_texts.no_description(layout, lengths, described))

@@ -1,80 +1,10 @@
-"""Checks of declared operations, and pairs of their pools."""
+"""Operands and results of declared operations, and pairs of their pools."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
 
-from ir_passes.contract import fault_texts
-from ir_passes.contract.entries import (
-    ENTRIES,
-    Lane,
-    Opaque,
-    Packed,
-    PageTable,
-    Pool,
-    Shared,
-    SlotMap,
-    Unspecified,
-    check_role,
-)
-from ir_passes.contract.faults import ContractFault
+from ir_passes.contract.entries import Lane, Opaque, Packed, PageTable, Pool, SlotMap
 
 Shape = tuple[int, ...]
-
-
-def check_opaque(name: str, declaration: Any) -> None:
-    """Raise ContractError for a declaration that no operation can have."""
-    where = f"opaque {name!r}"
-    if not isinstance(declaration, Opaque):
-        raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")
-    for side, entries in (("operand", declaration.inputs), ("result", declaration.outputs)):
-        for k, entry in enumerate(entries):
-            _check_entry(f"{where}, {side} {k}", entry, side)
-    groups = {entry.group for entry in declaration.inputs if isinstance(entry, Pool)}
-    for k, entry in enumerate(declaration.inputs):
-        if isinstance(entry, SlotMap | PageTable) and not set(entry.names) <= groups:
-            missing = ", ".join(repr(group) for group in entry.names if group not in groups)
-            raise ContractFault.GROUP.error(f"{where}, operand {k}", f"no operand is a pool of group {missing}")
-    for k, entry in enumerate(declaration.outputs):
-        if not isinstance(entry, Pool):
-            continue
-        donor = donors(declaration).get(k)
-        if donor is None or declaration.inputs[donor] != entry:
-            text = fault_texts.no_successor(entry, None if donor is None else (donor, declaration.inputs[donor]))
-            raise ContractFault.SUCCESSOR.error(f"{where}, result {k}", text)
-        roles = [row_map.role for _, row_map in maps_of(declaration, entry.group)]
-        if roles and sum(role != "read" for role in roles) != 1:
-            text = fault_texts.ONE_MAP.format(entry=entry, roles=", ".join(map(repr, roles)))
-            raise ContractFault.MAPS.error(f"{where}, result {k}", text)
-    packed = [entry for entry in (*declaration.inputs, *declaration.outputs) if isinstance(entry, Packed)]
-    for layout in dict.fromkeys(entry.layout for entry in packed):
-        if not any(entry.layout == layout and entry.role for entry in packed):
-            raise ContractFault.PACKED.error(where, f"{layout!r} has no operand Packed(role='cu_seqlens')")
-    counts = len(declaration.inputs), len(declaration.outputs)
-    for operand, result in declaration.aliases.items():
-        if not (0 <= operand < counts[0] and 0 <= result < counts[1]):
-            message = f"aliases {operand}: {result} for {counts[0]} operands and {counts[1]} results"
-            raise ContractFault.OPAQUE.error(where, message)
-    fresh = declaration.fresh
-    if fresh is not None and not (0 <= fresh < len(declaration.inputs) and declaration.inputs[fresh] == Lane()):
-        raise ContractFault.OPAQUE.error(where, f"fresh is the index of an operand Lane(), got {fresh}")
-    if declaration.scratch_bytes is not None and not callable(declaration.scratch_bytes):
-        raise ContractFault.OPAQUE.error(where, fault_texts.NO_FUNCTION.format(declaration.scratch_bytes))
-
-
-def _check_entry(where: str, entry: Any, side: str) -> None:
-    if not isinstance(entry, ENTRIES):
-        raise ContractFault.ENTRY.error(where, fault_texts.OPAQUE_ENTRY.format(entry))
-    check_role(where, entry)
-    if isinstance(entry, Packed) and entry.role not in ((None, "cu_seqlens") if side == "operand" else (None,)):
-        raise ContractFault.ROLE.error(where, f"expected no role, or 'cu_seqlens' of an operand, got {entry}")
-    if isinstance(entry, Lane | Packed | Pool) and entry.axis < 0:
-        raise ContractFault.AXIS.error(where, f"axes count from 0, got {entry}")
-    if isinstance(entry, Lane) and entry.role is not None and (side == "result" or entry.role != "length"):
-        raise ContractFault.ROLE.error(where, fault_texts.LENGTH_ONLY.format(entry))
-    if isinstance(entry, Unspecified) or (isinstance(entry, Shared) and entry.role is not None):
-        raise ContractFault.ENTRY.error(where, f"{entry} says nothing about what an operation does")
-    if isinstance(entry, SlotMap | PageTable) and side == "result":
-        raise ContractFault.INPUT.error(where, "a slot map is an operand, never a result")
 
 
 def donors(declaration: Opaque) -> dict[int, int]:
@@ -88,13 +18,15 @@ def donors(declaration: Opaque) -> dict[int, int]:
 
 
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
-    """True if a call has the declared numbers of operands, results and dimensions."""
+    """True if a call has the declared numbers of operands, results and dimensions, and the axes."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
     if any(len(entries) != len(shapes) for entries, shapes in sides):
         return False
     pairs = [pair for side in sides for pair in zip(*side, strict=True)]
+    axes = [(entry.axis, shape) for entry, shape in pairs if isinstance(entry, Lane | Packed | Pool)]
     named = [(entry.dims, shape) for entry, shape in pairs if isinstance(entry, Pool) and entry.dims is not None]
-    return all(len(dims) == len(shape) for dims, shape in named)
+    has_axes = all(0 <= axis < len(shape) for axis, shape in axes)
+    return has_axes and all(len(dims) == len(shape) for dims, shape in named)
 
 
 def lengths_of(declaration: Opaque) -> Iterator[int]:

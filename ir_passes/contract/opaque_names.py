@@ -11,9 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import Opaque
-from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -112,14 +110,6 @@ def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | N
             distinct.append(eqn)
         names.append((declared_name(eqn, opaque), index))
     return tuple(names)
-
-
-def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
-    """Raise ContractError for a declaration under a primitive's name."""
-    for name in opaque:
-        if name in primitives.OPAQUE:
-            names = [exact_name(eqn) for eqn in operations(program.jaxpr) if eqn.primitive.name == name]
-            raise ContractFault.OPAQUE_NAME.error(f"opaque {name!r}", fault_texts.primitive_name(names))
 
 
 def _traced(eqn: ir.JaxprEqn) -> tuple[str, ...]:

@@ -33,8 +33,7 @@ def spread(entries: Any, value: Any, where: str = "") -> Iterator[tuple[str, Any
         return
     entry_children, value_children = _children(entries), _children(value)
     if entry_children is None:
-        listing = ", ".join(entry.__name__ for entry in ENTRIES)
-        raise ContractFault.ENTRY.error(where, f"expected one of {listing}, got {entries!r}")
+        raise ContractFault.ENTRY.error(where, fault_texts.no_entry(ENTRIES, entries))
     if value_children is None or _structure(entries) != _structure(value):
         raise ContractFault.PREFIX.error(where, fault_texts.no_prefix(value, entries, _children))
     for (_, below), (key, part) in zip(entry_children, value_children, strict=True):

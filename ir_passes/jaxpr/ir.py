@@ -17,6 +17,7 @@ from jax.interpreters import partial_eval as _partial_eval
 from ir_passes.jaxpr.jax_private_refs import without_refs
 from ir_passes.jaxpr.primitives import CALLS, OPAQUE
 from ir_passes.jaxpr.sources import frames_of as frames_of
+from ir_passes.jaxpr.sources import source_in_call
 from ir_passes.jaxpr.sources import source_of as source_of
 
 Var = core.Var
@@ -115,14 +116,6 @@ def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outva
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
 
 
-class _Called(_source_info.SourceInfo):
-    """Source of an equation of an inlined call."""
-
-    def __init__(self, source_info: Any, caller: Any):
-        super().__init__(source_info.traceback, source_info.name_stack)
-        self.caller = caller
-
-
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:
     """Replace calls that only name a computation by their bodies.
 
@@ -138,9 +131,7 @@ def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: 
 
         for eqn in jaxpr.eqns:
             invars = [read(atom) for atom in eqn.invars]
-            source = eqn.source_info
-            if caller is not None:
-                source = _Called(source, caller) if source_of(eqn) != "unknown" else caller
+            source = source_in_call(eqn, caller)
             body = body_of(eqn)
             if body is None or keep(eqn):
                 outvars = [var if isinstance(var, DropVar) else new_var(var.aval) for var in eqn.outvars]

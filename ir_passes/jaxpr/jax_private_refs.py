@@ -5,6 +5,8 @@ from typing import Any
 
 import jax
 
+from ir_passes.jaxpr.refused import MUTABLE
+
 
 def without_refs(program: Any) -> Any:
     """Replace mutable arrays (`jax.new_ref`) by values, as JAX does before compilation.
@@ -14,10 +16,7 @@ def without_refs(program: Any) -> Any:
     """
     avals = [*program.in_avals, *(jax.typeof(const) for const in program.consts)]
     if any(type(aval).__name__ == "AbstractRef" for aval in avals):
-        raise TypeError(
-            "expected arrays, got a mutable array (jax.new_ref) as an argument or captured value; pass its content, "
-            "make the reference inside the step, and return jax.freeze(ref)"
-        )
+        raise TypeError(MUTABLE)
     if all(type(effect).__name__ != "InternalMutableArrayEffect" for effect in program.effects):
         return program
     return importlib.import_module("jax._src.state.discharge").discharge_state(program)

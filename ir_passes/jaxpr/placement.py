@@ -1,7 +1,8 @@
 """Devices of arrays and programs, and the error for `shard_map` arguments outside its mesh."""
 
 import re
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -62,21 +63,23 @@ class PlacementError(ValueError):
         return type(self), self.arguments
 
 
-def placement_error(
-    error: ValueError, args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]
-) -> PlacementError | None:
-    """Convert JAX's `in_specs` error, or return None for other errors.
+@contextmanager
+def placement_errors(args: Sequence[Any], kwargs: Mapping[str, Any], names: Sequence[str]) -> Iterator[None]:
+    """Raise PlacementError instead of JAX's `in_specs` error.
 
     JAX names only the first argument's type: all arguments of this type without a mesh come first.
     """
-    match = _SPECS_DIFFER.search(str(error))
-    if match is None:
-        return None
-    free = _free_arguments(args, kwargs, names)
-    spec = _code(match["spec"])
-    split_arguments = [replace(argument, spec=spec) for argument in free.values() if argument.type == match["type"]]
-    other_arguments = [argument for argument in free.values() if argument.type != match["type"]]
-    return PlacementError(*split_arguments, *other_arguments) if split_arguments else None
+    try:
+        yield
+    except ValueError as error:
+        match = _SPECS_DIFFER.search(str(error))
+        if match is None:
+            raise
+        free = _free_arguments(args, kwargs, names).values()
+        split_arguments = [replace(other, spec=_code(match["spec"])) for other in free if other.type == match["type"]]
+        if not split_arguments:
+            raise
+        raise PlacementError(*split_arguments, *(other for other in free if other.type != match["type"])) from error
 
 
 def check_donated(

@@ -3,10 +3,18 @@
 import os
 from typing import Any
 
+import jax
+
 from ir_passes.jaxpr import jax_private
 
 Static = tuple[tuple[int | str, Any], ...]
 """Position or name of static arguments -> value."""
+
+
+MUTABLE = (
+    "expected arrays, got a mutable array (jax.new_ref) as an argument or captured value; pass its content, make the "
+    "reference inside the step, and return jax.freeze(ref)"
+)
 
 
 class ForkedProcessError(RuntimeError):
@@ -69,6 +77,15 @@ def require_donation() -> None:
                 f"{name} is on, and JAX then donates no buffers, so that no pool can be written in place: wrap this "
                 f'call in `with jax.{name.removeprefix("jax_")}(False):`, or use certify="off"'
             )
+
+
+def check_traced(program: Any) -> None:
+    """Raise TypeError for an object that is no traced function."""
+    if not isinstance(program, jax.stages.Traced):
+        raise TypeError(
+            "expected a jaxpr (jax.make_jaxpr(fn)(*args)) or a traced function (jax.jit(fn).trace(*args)), got "
+            f"{type(program).__name__}"
+        )
 
 
 def check_hashable(static: Static) -> None:

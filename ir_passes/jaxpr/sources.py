@@ -19,6 +19,21 @@ def source_of(eqn: Any) -> str:
     return next(iter(_frames(eqn.source_info.traceback, 1)), "unknown")
 
 
+class _Called(_source_info.SourceInfo):
+    """Source of an equation of an inlined call."""
+
+    def __init__(self, source_info: Any, caller: Any):
+        super().__init__(source_info.traceback, source_info.name_stack)
+        self.caller = caller
+
+
+def source_in_call(eqn: Any, caller: Any) -> Any:
+    """Return the source of an equation of a call inlined at `caller`, if any."""
+    if caller is None:
+        return eqn.source_info
+    return _Called(eqn.source_info, caller) if source_of(eqn) != "unknown" else caller
+
+
 def frames_of(eqn: Any) -> tuple[str, ...]:
     """Return the user's "file:line"s of an equation, innermost first, then known callers."""
     places: list[str] = []

@@ -10,8 +10,8 @@ import jax
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.jax_private_refs import without_refs
-from ir_passes.jaxpr.placement import placement_error
-from ir_passes.jaxpr.refused import Static, check_hashable
+from ir_passes.jaxpr.placement import placement_errors
+from ir_passes.jaxpr.refused import Static, check_hashable, check_traced
 
 
 @dataclass(frozen=True)
@@ -94,12 +94,8 @@ def trace_function(
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})
     check_hashable(static)
     run = _with_static(fn, static) if static else fn
-    try:
+    with placement_errors(dynamic, named, parameters.positional):
         program, results = jax.make_jaxpr(run, return_shape=True)(*dynamic, **named)
-    except ValueError as error:
-        if (unplaced := placement_error(error, dynamic, named, parameters.positional)) is not None:
-            raise unplaced from error
-        raise
     return Trace(name_of(fn), without_refs(program), dynamic, named, results, parameters)
 
 
@@ -114,11 +110,7 @@ def trace_of(program: "ir.ClosedJaxpr | jax.stages.Traced") -> Trace:
         args = tuple(map(_example, program.in_avals))
         name = getattr(program.jaxpr.debug_info, "func_name", None) or "jaxpr"
         return Trace(name, without_refs(program), args, {}, tuple(map(_example, program.out_avals)))
-    if not isinstance(program, jax.stages.Traced):
-        raise TypeError(
-            "expected a jaxpr (jax.make_jaxpr(fn)(*args)) or a traced function (jax.jit(fn).trace(*args)), got "
-            f"{type(program).__name__}"
-        )
+    check_traced(program)
     args, kwargs = jax.tree.map(_example, program.in_avals)
     if len(jax.tree.leaves((args, kwargs))) != len(program.jaxpr.jaxpr.invars):
         raise ValueError(f"{program.fun_name} was traced inside another trace and holds its values; trace it outside")

@@ -16,6 +16,7 @@ from ir_passes.kernels.machine import KernelRun
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel
 from ir_passes.kernels.places import is_constant, place_of, places_of, read_at
 from ir_passes.kernels.references import HeldMemory, Ref, memory_for, memory_of, split_reference, union
+from ir_passes.kernels.unread_texts import other_machine
 
 COPYING = ("dma_start", "dma_wait")
 
@@ -68,8 +69,7 @@ class _Body(KernelRun):
     def _copied(self, eqn: ir.JaxprEqn, args: list[Any]) -> tuple[Copies, Any, Any, Any]:
         source, target, semaphore, other, device = jax.tree.unflatten(eqn.params["tree"], args)
         if self.copies is None or other is not None or device is not None:
-            place = "another device" if device is not None else "a machine that is not said to be a TPU"
-            raise UnreadableKernel(f"a copy to or on {place}")
+            raise UnreadableKernel(other_machine(device))
         (semaphores, indexers), sides = split_reference(semaphore), (split_reference(source), split_reference(target))
         places = [place_of(index) for indexer in indexers for index in getattr(indexer, "indices", ())]
         index = tuple(self.term(place.start) for place in places)

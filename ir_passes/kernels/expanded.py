@@ -31,11 +31,9 @@ def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -
             return [eqn]
         try:
             call = ir.call_instead(eqn, kernel_program(eqn))
-        except UnreadableKernel as error:
-            unread[id(eqn.params["jaxpr"])] = str(error)
-            return [eqn]
         except Exception as error:  # noqa: BLE001 - JAX may not trace an operation outside a kernel
-            unread[id(eqn.params["jaxpr"])] = f"{type(error).__name__}: {error}"
+            kind = "" if isinstance(error, UnreadableKernel) else f"{type(error).__name__}: "
+            unread[id(eqn.params["jaxpr"])] = f"{kind}{error}"
             return [eqn]
         read.append(eqn)
         return [call]

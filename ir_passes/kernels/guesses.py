@@ -2,14 +2,56 @@
 
 from collections.abc import Sequence
 from itertools import combinations, permutations
+from typing import Any
 
-from ir_passes.kernels.blocks import Blocks, cut_by
+from ir_passes.kernels.blocks import SCRATCH, Blocks
+from ir_passes.kernels.memory import UnreadableKernel
 
 MAX_GUESSES = 12
+Cut = tuple[tuple[int, int], ...]
+"""Pairs of a dimension and the grid axis with its parts."""
 
 
-def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Blocks]:
-    """Return `Blocks` with whole dimensions cut by grid axes."""
+class Guesses:
+    """The guesses left for each array of a kernel, and for its scratch."""
+
+    def __init__(self, kernel: Any):
+        aliased = set(kernel.aliases.values())
+        self._options: dict[Any, list[Cut]] = {
+            ("operand", k): _guesses(blocks, kernel.grid, kernel.body_axes)
+            for k, blocks in enumerate(kernel.inputs)
+            if k not in aliased
+        }
+        for k, blocks in enumerate(kernel.outputs):
+            axes = [axis for axis in kernel.body_axes if kernel.works_in_place(k) or kernel.sequential[axis]]
+            cuts = _guesses(blocks, kernel.grid, axes)
+            self._options["result", k] = [cut for cut in cuts if _fits(kernel, k, cut)]
+        self._options[SCRATCH] = [()] if any(dtype is not None for _, dtype in kernel.scratch) else []
+
+    def cuts(self) -> dict[tuple[str, int], Cut]:
+        """Return the likeliest guess for each array."""
+        return {array: cuts[0] for array, cuts in self._options.items() if cuts and array != SCRATCH}
+
+    def new_scratch(self) -> bool:
+        """Return whether each step is guessed to write scratch before it reads."""
+        return bool(self._options[SCRATCH])
+
+    def failed(self, array: Any) -> None:
+        """Drop a refuted guess."""
+        del self._options[array][0]
+
+
+def _fits(kernel: Any, result: int, cut: Cut) -> bool:
+    """Return whether a guess fits the order of the steps."""
+    try:
+        kernel.guessed({("result", result): cut}, False).check_order()
+    except UnreadableKernel:
+        return False
+    return True
+
+
+def _guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Cut]:
+    """Return cuts of whole dimensions by grid axes."""
     dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
     axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]
     cuts = [
@@ -21,4 +63,4 @@ def guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Bl
     cuts = [cut for cut in cuts if all(blocks.shape[d] % grid[axis] == 0 for d, axis in cut)]
     # parts of one element are the likeliest
     cuts.sort(key=lambda cut: sum(blocks.shape[d] != grid[axis] for d, axis in cut))
-    return [cut_by(blocks, cut, grid) for cut in cuts[:MAX_GUESSES]]
+    return cuts[:MAX_GUESSES]

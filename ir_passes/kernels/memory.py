@@ -6,6 +6,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from ir_passes.jaxpr import ir
+from ir_passes.kernels.anything import anything, with_anything
 
 UNINITIALIZED, KERNEL_INDEX, KERNEL_PADDING, OR_OLD = "uninitialized", "kernel_index", "kernel_padding", "or_old"
 MAX_UNROLLED = 32
@@ -51,22 +52,11 @@ def padded(array: Any, shape: tuple[int, ...]) -> Any:
     return array
 
 
-def _with_anything(array: Any, *, dim: int, size: int) -> Any:
-    shape = (*array.shape[:dim], size - array.shape[dim], *array.shape[dim + 1 :])
-    return jnp.concatenate([array, _anything(shape=shape, dtype=array.dtype)], dim)
-
-
-def _anything(*, shape: tuple[int, ...], dtype: np.dtype) -> Any:
-    if jnp.issubdtype(dtype, jnp.inexact):
-        return jnp.full(shape, jnp.nan, dtype)
-    return jnp.full(shape, False if dtype == np.bool_ else jnp.iinfo(dtype).min, dtype)
-
-
-_uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), _anything)
+_uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), anything)
 _index_p = ir.new_primitive(KERNEL_INDEX, lambda index, *, bound: index, lambda index, *, bound: index)
 _or_old_p = ir.new_primitive(OR_OLD, lambda new, old: new, lambda new, old: new)
 _padding_p = ir.new_primitive(
     KERNEL_PADDING,
     lambda array, *, dim, size: ir.ShapedArray((*array.shape[:dim], size, *array.shape[dim + 1 :]), array.dtype),
-    _with_anything,
+    with_anything,
 )

@@ -17,7 +17,7 @@ The program has the semantics of the kernel's machine, not of interpret mode:
 More than 300 lines: the loops are one recursion.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -26,35 +26,29 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, Blocks, step_part
+from ir_passes.kernels.blocks import BlockGuessFailed, Blocks, cut_by, step_part
 from ir_passes.kernels.body import run_body
 from ir_passes.kernels.copies import Copies
-from ir_passes.kernels.guesses import guesses
+from ir_passes.kernels.guesses import Guesses
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, uninitialized, within
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
+from ir_passes.kernels.unread_texts import no_order
 
 
 def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
     """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel."""
     kernel = _Kernel.of(eqn)
-    return lambda *operands: _with_guesses(kernel, operands)
 
+    def run(*operands: Any) -> list[Any]:
+        """Run the kernel with the first guess of its blocks that the body confirms."""
+        guesses = Guesses(kernel)
+        while True:
+            try:
+                return kernel.guessed(guesses.cuts(), guesses.new_scratch()).run(*operands)
+            except BlockGuessFailed as error:
+                guesses.failed(error.args[0])
 
-def _with_guesses(kernel: "_Kernel", operands: Sequence[Any]) -> list[Any]:
-    """Run a kernel with the first guess of its blocks that the body confirms."""
-    aliased = {operand: result for result, operand in kernel.aliases.items()}
-    arrays = [("result", k) for k in range(len(kernel.outputs))]
-    arrays += [("operand", k) for k in range(len(kernel.inputs)) if k not in aliased]
-    options: dict[Any, list[Any]] = {array: kernel.guesses(*array) for array in arrays}
-    options[SCRATCH] = [None] if any(dtype is not None for _, dtype in kernel.scratch) else []
-    while True:
-        guess = replace(kernel, new_scratch=bool(options[SCRATCH]))
-        for array in arrays:
-            guess = guess.cut(*array, options[array][0]) if options[array] else guess
-        try:
-            return guess.run(*operands)
-        except BlockGuessFailed as error:
-            del options[error.args[0]][0]
+    return run
 
 
 @dataclass
@@ -132,45 +126,34 @@ class _Kernel:
         arrays = scalars, inputs, outputs, aliases, scratch
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
 
-    def guesses(self, kind: str, number: int) -> list[Blocks]:
-        """Return guesses that fit the order of the steps."""
-        if kind == "operand":
-            return guesses(self.inputs[number], self.grid, self.body_axes)
-        # blocks written as a whole are assembled by successive steps
-        axes = [axis for axis in self.body_axes if self._in_place(number) or self.sequential[axis]]
-        return [cut for cut in guesses(self.outputs[number], self.grid, axes) if self.cut(kind, number, cut)._fits()]
-
-    def _fits(self) -> bool:
-        try:
-            self._check_order()
-        except UnreadableKernel:
-            return False
-        return True
-
-    def cut(self, kind: str, number: int, blocks: Blocks) -> "_Kernel":
+    def guessed(self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: bool) -> "_Kernel":
+        """Return the kernel with arrays cut by steps; each step writes new scratch before it reads."""
         inputs, outputs = list(self.inputs), list(self.outputs)
-        if kind == "operand":
-            inputs[number] = blocks
-        else:
-            outputs[number] = blocks
+        for (kind, number), cut in cuts.items():
+            side = outputs if kind == "result" else inputs
+            side[number] = cut_by(side[number], cut, self.grid)
+            if kind != "result":
+                if number in self.aliases.values():
+                    raise UnreadableKernel(f"operand {number} is cut, but not the result that takes its memory")
+                continue
+            # blocks written as a whole are assembled by successive steps
+            if not (self.works_in_place(number) or all(self.sequential[axis] for _, axis in cut)):
+                raise UnreadableKernel(f"result {number} is cut along a grid axis of parallel steps")
             if number in self.aliases:
-                inputs[self.aliases[number]] = blocks
-        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs))
+                inputs[self.aliases[number]] = side[number]
+        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), new_scratch=new_scratch)
 
-    def _check_order(self) -> None:
+    def check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):
             for axis in [axis for axis, size in enumerate(self.grid) if size > 1 and axis not in blocks.axes]:
                 if axis < blocks.level:
                     raise UnreadableKernel(f"result {k}: the steps of grid axis {axis} come back to blocks left before")
-                if not self.sequential[axis] and not self._in_place(k):
-                    raise UnreadableKernel(
-                        f"result {k}: the {self.grid[axis]} steps of grid axis {axis} write one block, and nothing "
-                        "says that they run one after the other: compiler_params=pltpu.CompilerParams()"
-                    )
+                if not self.sequential[axis] and not self.works_in_place(k):
+                    raise UnreadableKernel(no_order(k, axis, self.grid[axis]))
 
     def run(self, *operands: Any) -> list[Any]:
         """Run all steps; raises BlockGuessFailed for a wrong part of an array."""
-        self._check_order()
+        self.check_order()
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
         lengths: list[Any] = list(self.grid)
         for axis, bound in zip(self.computed, bounds, strict=True):
@@ -207,9 +190,9 @@ class _Kernel:
         for k in complete:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
             is_private = not any(self._shares(k, axis) for axis in range(len(self.grid)))
-            if k in self.aliases and not self._in_place(k):
+            if k in self.aliases and not self.works_in_place(k):
                 parts[self.aliases[k]] = outer[k]
-            if k in self.aliases and self._in_place(k):
+            if k in self.aliases and self.works_in_place(k):
                 inner[k] = Ref(part, private=is_private)
             else:
                 like = part if k in self.aliases else None
@@ -222,7 +205,7 @@ class _Kernel:
         results = [_put(array, *pair) for array, *pair in zip(state.results, results, starts, strict=True)]
         return _State(results, inner_state.scratch)
 
-    def _in_place(self, result: int) -> bool:
+    def works_in_place(self, result: int) -> bool:
         return self.in_place or self._copies_only(result)
 
     def _copies_only(self, result: int) -> bool:

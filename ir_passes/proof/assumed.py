@@ -7,12 +7,15 @@ from collections import Counter
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from ir_passes.contract.contract import ROW_MAPS, BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.entries import ROW_MAPS
+from ir_passes.contract.entry_checks import null_maps
 from ir_passes.contract.opaque import lengths_of
 from ir_passes.contract.opaque_names import exact_name
 from ir_passes.contract.statements import Assumption, Note, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import ReadKernels
+from ir_passes.proof.dims.classes import NAMED
 
 
 def dimensions_not_proved(bound: BoundContract) -> list[Statement]:
@@ -26,13 +29,13 @@ _NULL_IN_ALL = ". A lane that is on the null row in it is so in every slot map t
 
 def assumed_of(bound: BoundContract) -> list[Statement]:
     """Return assumptions about slot maps, page tables and packed layouts."""
-    assumptions = []
+    assumptions, idle = [], null_maps(bound.inputs)
     for leaf, array in enumerate(bound.inputs):
         if isinstance(array.entry, SlotMap):
             entries = "the entries of active lanes" if array.entry.null else "all of them"
             if array.entry.local is not None:
                 entries = f"within each device along {array.entry.local!r} {entries}"
-            null = _NULL_IN_ALL if leaf in bound.null_maps and len(bound.null_maps) > 1 else ""
+            null = _NULL_IN_ALL if leaf in idle and len(idle) > 1 else ""
             size = array.entry.size
             assumptions.append(Assumption.SLOT_MAP.statement(array.path, size=size, which=entries, null=null))
             if array.entry.disjoint:
@@ -69,6 +72,27 @@ def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping
         places = Counter(f"{exact_name(call)}, called at {ir.source_of(call)}" for call in calls)
         for place, times in places.items():
             yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
+
+
+def assume_names(site: Any, label: str) -> None:
+    """Assume that an array has the dimensions that a label names, if any."""
+    if site.name == "name" and label.startswith(NAMED):
+        names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
+        site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))
+
+
+def assume_replicated(site: Any, splits: Sequence[Mapping[int, Sequence[str]]], devices: Mapping[str, int]) -> None:
+    """Assume that devices have equal arguments of a shard_map, and perhaps equal results.
+
+    Args:
+        splits: axis -> mesh axes that split it, for each argument.
+        devices: number along each mesh axis.
+    """
+    several = {name for name, size in devices.items() if size > 1}
+    if any(several - {name for names in split.values() for name in names} for split in splits):
+        site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
+    if not site.params["check_vma"]:
+        site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
 
 
 def note_indices(site: Any, access: Any, dim: int) -> None:

@@ -1,6 +1,7 @@
 """Lanes and pools of a violation, by number and path, and owners in words."""
 
 from collections.abc import Iterable, Sequence
+from typing import Any
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.entries import ONE_LAYOUT
@@ -30,6 +31,19 @@ def concerned(bound: BoundContract, parts: Iterable[tuple[Owner, Sequence[int]]]
                 picked.update(dict.fromkeys(cause.concerned))
     lanes = [_lanes(sorted(group)) + _devices(split) for split, group in numbers.items() if group]
     return tuple(dict.fromkeys([*lanes, *picked, *pools]))
+
+
+def operands_in_words(
+    bound: BoundContract, owners: Iterable[Owner], shapes: Iterable[Sequence[int]]
+) -> tuple[str, ...]:
+    """Return the lanes and pools of operands, or all lanes."""
+    return concerned(bound, zip(owners, shapes, strict=True)) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
+
+
+def pool_path(prover: Any, value: Any) -> str:
+    """Return the path of a version's pool."""
+    leaf = prover.versions.leaf_of.get(value.version)
+    return "a pool" if leaf is None else prover.bound.inputs[leaf].path
 
 
 def _lanes(numbers: list[int]) -> str:
@@ -68,6 +82,16 @@ def describe(owner: Owner) -> str:
             return f"pool {group!r}, rows along axis {axis}"
         case Mixed(cause):
             return f"several lanes ({cause.primitive} at {cause.source})"
+
+
+def value_text(value: Any) -> str:
+    """Return an abstract value in words."""
+    parts = [describe(value.owner)]
+    if value.range is not None:
+        parts.append(f"in [{value.range[0]}, {value.range[1]}]")
+    if value.fact is not None:
+        parts.append("index columns" if hasattr(value.fact, "values") else str(value.fact))
+    return ", ".join(parts)
 
 
 def _noun(layout: str) -> str:

@@ -30,8 +30,7 @@ from ir_passes.contract.statements import ALWAYS_PROVED, Claim, Statement
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.kernels import ReadKernels
-from ir_passes.proof import packed_layout, refusals
-from ir_passes.proof.advice import IDLE_LANES
+from ir_passes.proof import advice, packed_layout, refusals
 from ir_passes.proof.assumed import assumed_calls, assumed_of, dimensions_not_proved, noted_kernels
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dims import dim_violations
@@ -44,7 +43,7 @@ from ir_passes.proof.rules.addressing import index_sums, packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import interpret
 from ir_passes.proof.values import ActiveCount, OffsetEntry, PageEntry, SegmentIds, SlotEntry, UnchangedRows, Value
-from ir_passes.proof.violations import IsolationError, Place, Violation, ViolationKind, once, violation_at
+from ir_passes.proof.violations import IsolationError, Violation, ViolationKind, once
 
 IDLE_CLAIMS = {"length": Claim.IDLE, "active": Claim.INACTIVE, "active_count": Claim.BEYOND_COUNT}
 """Role of an input -> claim about idle lanes of a separate walk."""
@@ -106,10 +105,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     except (ContractError, IsolationError):
         raise
     except Exception as error:  # outside of the rules: `Site.apply` names the operation of a failing rule
-        about = concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        raise IsolationError(
-            (refusals.PROOF_FAILED(error=type(error).__name__, reason=error).violation(about),)
-        ) from error
+        raise IsolationError((advice.failed(bound, error),)) from error
     return replace(proved, seconds=time.perf_counter() - start)
 
 
@@ -134,7 +130,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
             idle = Prover(bound, idle=role, counted=role == "active_count")
             idle_results = walk(idle, flat)
             violations += changed_rows(idle, flat, running, idle_results)
-            violations += accepted(idle, flat, idle_results, (0, 0), f"is not shown to be 0 for {IDLE_LANES[role]}")
+            violations += accepted(idle, flat, idle_results, (0, 0))
             proved.append(claim)
     for comparison in {id(eqn): eqn for eqn in prover.comparisons}.values():
         disagreeing = Prover(bound, disagreeing=comparison)
@@ -143,7 +139,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
     if prover.comparisons:
         proved.append(Claim.AGREEMENT)
     if any(isinstance(output.entry, Lane) and output.entry.role == "accepted" for output in bound.outputs):
-        violations += accepted(prover, flat, results, (0, MAX_COUNT), "is not shown to be 0 or more")
+        violations += accepted(prover, flat, results, (0, MAX_COUNT))
         proved.append(Claim.ACCEPTED)
     if violations:
         raise IsolationError(once(violations))
@@ -224,14 +220,7 @@ def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
             groups.setdefault(entry.group, []).append(leaf)
     for first, *rest in groups.values():
         rows = _coordinates(prover, first)
-        for leaf in rest:
-            if _coordinates(prover, leaf) != rows:
-                writes = (access for access in prover.accesses if access.write and access.leaf in (leaf, first))
-                write = next(writes, None)
-                paths = prover.bound.inputs[first].path, prover.bound.inputs[leaf].path
-                text = refusals.UNCOUPLED(first=paths[0], second=paths[1])
-                violation = text.violation() if write is None else write.site.violation(*text)
-                violations.append(replace(violation, concerned=paths))
+        violations += [advice.uncoupled(prover, first, leaf) for leaf in rest if _coordinates(prover, leaf) != rows]
     return violations
 
 
@@ -241,12 +230,5 @@ def _coordinates(prover: Prover, leaf: int) -> tuple[Any, ...]:
 
 def _baked_pools(prover: Prover, flat: ir.ClosedJaxpr) -> list[Violation]:
     pools = {(array.shape, array.dtype): array.path for array in prover.bound.inputs if isinstance(array.entry, Pool)}
-    eqns, violations = flat.jaxpr.eqns, []
-    for var in flat.jaxpr.constvars:
-        path = pools.get((ir.shape_of(var), ir.dtype_of(var)))
-        if path is None:
-            continue
-        first_use = next((index for index, eqn in enumerate(eqns) if var in eqn.invars), len(eqns))
-        place = Place(flat.jaxpr, first_use, prover.values[flat.jaxpr])
-        violations.append(violation_at(place, *refusals.BAKED_POOL(path=path), (path,)))
-    return violations
+    consts = [(var, pools.get((ir.shape_of(var), ir.dtype_of(var)))) for var in flat.jaxpr.constvars]
+    return [advice.baked_pool(prover, flat, var, path) for var, path in consts if path is not None]

@@ -50,7 +50,7 @@ def _fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Re
             if owner.unframed is not None:
                 return refusals.MAY_DIFFER
         case _:
-            return None
+            return refusals.NO_ENTRY
     return refusals.OLD_VERSION if value.version in prover.versions.consumed else None
 
 
@@ -79,14 +79,12 @@ def repeated(prover: Prover, flat: ir.ClosedJaxpr, comparison: ir.JaxprEqn) -> l
     return [] if is_single else [advice.compared_again(prover, flat, comparison)]
 
 
-def accepted(
-    prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range, why_not: str
-) -> list[Violation]:
+def accepted(prover: Prover, flat: ir.ClosedJaxpr, results: list[Value], bounds: Range) -> list[Violation]:
     """Find counts of accepted tokens not shown to be within bounds."""
     violations = []
     for k, (output, value) in enumerate(zip(prover.bound.outputs, results, strict=True)):
         if not isinstance(output.entry, Lane) or output.entry.role != "accepted" or isinstance(value.owner, Mixed):
             continue
         if value.range is None or value.range[0] < bounds[0] or bounds[1] < value.range[1]:
-            violations.append(advice.not_accepted(prover, flat, k, value, why_not))
+            violations.append(advice.not_accepted(prover, flat, k, value))
     return violations

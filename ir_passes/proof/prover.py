@@ -8,7 +8,8 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.contract import ROW_MAPS, BoundContract
+from ir_passes.contract.contract import BoundContract
+from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy

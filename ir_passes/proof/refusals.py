@@ -32,10 +32,12 @@ class RefusalText(NamedTuple):
 # row maps
 _DROP = "use mode='drop' for writes, mode='fill' for reads"
 OTHER_GROUP = RefusalText(
-    "rows of {path} are picked by {rows}, which is the {map} of {groups}", "use the {map} of group {group!r}", WRONG_ROW
+    "rows of {path} are picked by {slots}, which is the {map} of {groups}",
+    "use the {map} of group {group!r}",
+    WRONG_ROW,
 )
 OTHER_ROLE = RefusalText(
-    "{path} is {used} by {rows}, which is declared for the opposite",
+    "{path} is {used} by {slots}, which is declared for the opposite",
     "use the {map} with the other role, or role='both'",
     WRONG_ROW,
 )
@@ -91,8 +93,8 @@ SHIFTED_WHOLE_POOL = RefusalText(
     WRONG_ROW,
 )
 OTHER_SHIFT = RefusalText(
-    "a device along {along} has {rows} rows of {path}, and indexes them by {slots} less {shift}",
-    "subtract the rows of the devices before it: {slots} - {rows} * axis_index({along!r})",
+    "a device along {along} has {length} rows of {path}, and indexes them by {slots} less {shift}",
+    "subtract the rows of the devices before it: {slots} - {length} * axis_index({along!r})",
     WRONG_ROW,
 )
 CLAMPED_TO_DEVICE = RefusalText(
@@ -110,26 +112,26 @@ EACH_RANK = (
     "data-parallel rank, whose tokens, cu_seqlens, tables and rows are its own"
 )
 PAGES_OF_A_DEVICE = RefusalText(
-    "{pages} counts pages within a device along {local!r}, and is used by lanes of others",
+    "{slots} counts pages within a device along {local!r}, and is used by lanes of others",
     "use it inside of a shard_map that splits the table and the pages over {local!r}",
     WRONG_ROW,
 )
 SPLIT_PAGES = RefusalText(
-    "{pages} or {path} is split over devices along {along}, and pages are global", EACH_RANK, COLLECTIVE
+    "{slots} or {path} is split over devices along {along}, and pages are global", EACH_RANK, COLLECTIVE
 )
 OTHER_PAGE_SIZE = RefusalText(
-    "a page of {path} is {indices} indices long here ({page_size} rows in {pages}), and is picked by an index that "
+    "a page of {path} is {indices} indices long here ({page_size} rows in {slots}), and is picked by an index that "
     "counts {stride} to a page",
     "index with entry * page_size + offset where pages are flat, with the entry itself where they are rows",
     WRONG_ROW,
 )
 FEW_PAGES = RefusalText(
-    "{pages} holds pages in [0, {size}) of {page_size} rows, {path} has {length} of them",
+    "{slots} holds pages in [0, {size}) of {page_size} rows, {path} has {length} of them",
     "give the pool as many pages as the page table has",
     BOUNDS,
 )
 PAST_THE_PAGES = RefusalText(
-    "rows of {path} are picked by {pages} or by a row past its last page, which may be a lane's",
+    "rows of {path} are picked by {slots} or by a row past its last page, which may be a lane's",
     "give the pool as many pages as the page table, and use mode='drop' for writes, mode='fill' for reads",
     WRONG_ROW,
 )
@@ -190,7 +192,9 @@ RULE_FAILED = RefusalText(
     ViolationKind.UNKNOWN,
 )
 _REMEDIES = {
-    "check": "make its error a result of each lane: error, y = jax.vmap(checkify.checkify(one_lane))(x), both Lane()"
+    "ragged_all_to_all": "sum what devices have of all rows, by lax.psum",
+    "regularized_incomplete_beta": "write the continued fraction with a fixed number of terms; its loop is shared",
+    "check": "make its error a result of each lane: error, y = jax.vmap(checkify.checkify(one_lane))(x), both Lane()",
 }
 """Operation without a rule -> the remedy."""
 
@@ -263,16 +267,15 @@ BRANCHED_EXCHANGE = RefusalText(
     "exchange outside of the branch or loop, or decide by what all of these devices have alike",
     COLLECTIVE,
 )
-COUNTED_EXCHANGE = RefusalText(
-    "it moves rows of lanes between devices by counts that are known when it runs",
-    "sum what devices have of all rows, or use all_to_all",
-    COLLECTIVE,
-)
-CROSSING_EXCHANGE = RefusalText(
-    "it exchanges values over mesh axis {along}, over which {subject} are split",
-    "exchange over axes that split heads or experts only, or undo the exchange before anything else",
-    COLLECTIVE,
-)
+
+
+def crossing_exchange(axes: Sequence[str], of_pool: bool) -> RefusalText:
+    """Return the refusal of an exchange over mesh axes that split lanes, or rows of a pool."""
+    subject = "rows of a pool" if of_pool else "lanes"
+    message = f"it exchanges values over mesh axis {', '.join(axes)}, over which {subject} are split"
+    return RefusalText(message, "exchange over axes that split heads or experts only", COLLECTIVE)
+
+
 OWN_ORDERS = RefusalText(
     "each device along {along} may have rows in an order of its own, and they are exchanged",
     "undo the order before the exchange",
@@ -305,9 +308,14 @@ LEAVES_BEFORE_SUM = RefusalText(
     "sum it by lax.psum",
     COLLECTIVE,
 )
-POOL_NOT_PUT_TOGETHER = RefusalText(
-    "{subject} put together as if they were otherwise", "give the pool the out_spec of its in_spec", COLLECTIVE
-)
+
+
+def pool_not_put_together(split: Sequence[str]) -> RefusalText:
+    """Return the refusal of a pool that leaves a shard_map with another partition."""
+    subject = f"one device's rows of a pool, split over {', '.join(split)}, are" if split else "copies of a pool are"
+    message = f"{subject} put together as if they were otherwise"
+    return RefusalText(message, "give the pool the out_spec of its in_spec", COLLECTIVE)
+
 
 # kernels
 UNINITIALIZED = RefusalText(
@@ -321,11 +329,14 @@ FOREIGN_MEMORY = RefusalText(
     "choose blocks that divide the array, pad the array before the kernel, or declare the kernel",
     ViolationKind.UNINITIALIZED,
 )
-KERNEL_INDEX = RefusalText(
-    "an index of a kernel is not shown to be in [0, {bound}): {known}",
-    "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step",
-    BOUNDS,
-)
+
+
+def kernel_index(bound: int, span: tuple[int, int] | None) -> RefusalText:
+    """Return the refusal of a kernel's index with these bounds, if any."""
+    known = "nothing is known of it" if span is None else f"it is in {[*span]}"
+    remedy = "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step"
+    return RefusalText(f"an index of a kernel is not shown to be in [0, {bound}): {known}", remedy, BOUNDS)
+
 
 # operations along axes
 SUMMED_LANES = RefusalText(
@@ -374,9 +385,6 @@ PARTS_OUT_OF_ORDER = RefusalText(
     "put the lanes' parts together in the order of the lanes, equally long",
 )
 JOINED_BITS = RefusalText("it joins the bits of different lanes", "make lanes another axis than the last")
-LOOP_OF_ALL = RefusalText(
-    "how often its loop goes round depends on all lanes", "write the continued fraction with a fixed number of terms"
-)
 
 # random numbers
 NUMBERS_BY_PLACE = RefusalText("rows in an order that depends on all lanes get random numbers by their place", UNDO)
@@ -430,19 +438,25 @@ TOKEN_PAIRS = RefusalText(
 )
 
 # calls
-OTHER_COUNTS = RefusalText(
-    "{name} is declared row-wise, with {counts[0]} arguments and {counts[1]} results; this call has {counts[2]} and "
-    "{counts[3]}",
-    "correct its declaration",
-    ViolationKind.OPAQUE,
-)
+
+
+def other_counts(declaration: Any, operands: Sequence[Any], results: Sequence[Any]) -> RefusalText:
+    """Return the refusal of a call with other numbers of arguments and results than declared."""
+    declared = f"{len(declaration.inputs)} arguments and {len(declaration.outputs)} results"
+    message = (
+        f"{declaration.name} is declared row-wise, with {declared}; this call has {len(operands)} and {len(results)}"
+    )
+    return RefusalText(message, "correct its declaration", ViolationKind.OPAQUE)
+
+
 UNEQUAL_ROWS = RefusalText(
     "{name} is declared row-wise, and its arguments and results have different numbers of rows in this call: {counts}",
     "correct it",
     ViolationKind.OPAQUE,
 )
 OTHER_BODY = RefusalText(
-    "{name} is declared row-wise, and this call names a function of the same name, file and line, {other}",
+    "{name} is declared row-wise, and this call names a function of the same name, file and line, with another body "
+    "than the function declared, or for arguments that it cannot take",
     "declare this function too, or give each function a name and a line of its own",
     ViolationKind.OPAQUE,
 )
@@ -517,7 +531,7 @@ CALL_WRITES_COPIES = RefusalText(
     COLLECTIVE,
 )
 MAP_NOT_SPLIT = RefusalText(
-    "{name}: the rows of a pool are split over {along}, and its slot map is not",
+    "the rows of {path} are split over {along}, and {slots} is not",
     "split the slot map like the rows of the pool",
     WRONG_ROW,
 )

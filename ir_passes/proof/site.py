@@ -10,10 +10,10 @@ from ir_passes.jaxpr.bodies import params_key
 from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.fingerprint import PLACES
 from ir_passes.proof import refusals
-from ir_passes.proof.concerned import concerned, describe
+from ir_passes.proof.concerned import describe, operands_in_words, pool_path
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, Owner, PoolRows, axis_of
+from ir_passes.proof.owners import COMMON, Common, Mixed, Owner, PoolRows, axis_of
 from ir_passes.proof.prover import Env, Prover
 from ir_passes.proof.registry import PARAMETERS, RULES
 from ir_passes.proof.uniformity import reveals_order, uniform_axes
@@ -62,7 +62,7 @@ class Site:
         """Return the results' values by the primitive's rule."""
         for value in operands:
             if value.version is not None and self.prover.versions.stale(value.version):
-                self.report(*refusals.STALE_READ(path=self.path(value)))
+                self.report(*refusals.STALE_READ(path=pool_path(self.prover, value)))
         try:
             results = self._before_sum(operands) or self._by_rule(operands)
             results = [self._completed(value, operands, k) for k, value in enumerate(results)]
@@ -75,20 +75,17 @@ class Site:
 
     def _by_rule(self, operands: list[Value]) -> list[Value]:
         rule = RULES.get(self.name)
-        if rule is None or PARAMETERS[self.name].unknown(self.params) is not None:
-            return self._refused()
+        unknown = None if rule is None else PARAMETERS[self.name].unknown(self.params)
+        if rule is None or unknown is not None:
+            text = refusals.no_rule(self.name, unknown, self.eqn.effects)
+            if self.eqn.effects:
+                self.report(*text)
+            owner = self.mixed(*text)
+            return [Value(owner) for _ in self.eqn.outvars]
         if self.name not in primitives.WITH_BODIES:
             return rule(self, *operands)
         with self.prover.given(callers=[*self.prover.callers, self.eqn]):
             return rule(self, *operands)
-
-    def _refused(self) -> list[Value]:
-        parameter = PARAMETERS[self.name].unknown(self.params) if self.name in RULES else None
-        text = refusals.no_rule(self.name, parameter, self.eqn.effects)
-        if self.eqn.effects:
-            self.report(*text)
-        owner = self.mixed(*text)
-        return [Value(owner) for _ in self.eqn.outvars]
 
     def _before_sum(self, operands: list[Value]) -> list[Value]:
         """Refuse a row not yet summed over devices, else return []."""
@@ -173,15 +170,13 @@ class Site:
         offsets = {layout: IndexSum(frozenset({(OffsetEntry(layout, 0, 0), 1)})) for layout in layouts}
         return next((layout for layout, fact in offsets.items() if value.fact == fact), None)
 
-    def path(self, value: Value) -> str:
-        leaf = self.prover.versions.leaf_of.get(value.version) if value.version is not None else None
-        return "a pool" if leaf is None else self.prover.bound.inputs[leaf].path
-
     def violation(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Violation:
-        parts = [(self.prover.read(self.env, atom).owner, getattr(atom.aval, "shape", ())) for atom in self.eqn.invars]
-        bound, place = self.prover.bound, Place(self.jaxpr, self.index, self.env)
-        lanes_and_pools = concerned(bound, parts) or concerned(bound, [(LaneRows(0), (bound.lanes,))])
-        return violation_at(place, message, remedy, kind, lanes_and_pools, self.prover.callers[::-1])
+        owners = [self.prover.read(self.env, atom).owner for atom in self.eqn.invars]
+        about, place = (
+            operands_in_words(self.prover.bound, owners, self.shapes),
+            Place(self.jaxpr, self.index, self.env),
+        )
+        return violation_at(place, message, remedy, kind, about, self.prover.callers[::-1])
 
     def report(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> None:
         """Record a violation, even if no output depends on the result."""

@@ -27,15 +27,9 @@ def uniform_axes(eqn: ir.JaxprEqn, operands: Sequence[Value], shapes: Sequence[S
     """
     name, params, shape = eqn.primitive.name, eqn.params, ir.shape_of(eqn.outvars[0])
     axes = range(len(shape))
-    if name == "iota":
-        return frozenset(axis for axis in axes if axis != params["dimension"])
     if name == "broadcast_in_dim":
         dims = {int(new): old for old, new in enumerate(params["broadcast_dimensions"])}
         return frozenset(axis for axis in axes if axis not in dims or _same(operands[0], shapes[0], dims[axis]))
-    if name == "transpose":
-        return frozenset(new for new, old in enumerate(params["permutation"]) if old in operands[0].uniform)
-    if name == "reshape":
-        return frozenset(axes) if constant(operands[0], shapes[0]) else frozenset()
     if name not in primitives.ELEMENTWISE:
         return frozenset()
     sides = [(value, part) for value, part in zip(operands, shapes, strict=True) if part]

@@ -8,7 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.proof.concerned import describe
+from ir_passes.proof.concerned import value_text
 from ir_passes.proof.numbering import NONE, Leaf, Number, Version
 from ir_passes.proof.owners import COMMON, LaneRows, Order, Owner, Symbol
 from ir_passes.proof.views import View
@@ -510,10 +510,4 @@ class Value:
     def replace(self, **changes: Any) -> "Value":
         return replace(self, **changes)
 
-    def __str__(self) -> str:
-        parts = [describe(self.owner)]
-        if self.range is not None:
-            parts.append(f"in [{self.range[0]}, {self.range[1]}]")
-        if self.fact is not None:
-            parts.append(str(self.fact) if not isinstance(self.fact, Columns) else "index columns")
-        return ", ".join(parts)
+    __str__ = value_text

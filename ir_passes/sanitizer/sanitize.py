@@ -12,7 +12,9 @@ import jax.numpy as jnp
 import numpy as np
 from jax import Array
 
-from ir_passes.contract.contract import ROW_MAPS, Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import Bound, BoundContract, Lane, LaneContract, PageTable, Pool, SlotMap
+from ir_passes.contract.entries import ROW_MAPS
+from ir_passes.contract.entry_checks import null_maps
 from ir_passes.contract.normal_form import row_major
 from ir_passes.contract.statements import StatedError
 from ir_passes.host.row_ledger import Expected, ReservedOwner, RowLedger
@@ -112,8 +114,8 @@ class SanitizedStep:
             action = f"has a row of {self.bound.inputs[other].path}, from which it is declared disjoint"
             wrong = shared & (rows != 0) if entry.null else shared
             judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NOT_DISJOINT)
-        for k in self.bound.null_maps[1:]:
-            first = self.bound.null_maps[0]
+        for k in null_maps(self.bound.inputs)[1:]:
+            first = null_maps(self.bound.inputs)[0]
             path, rows = self.bound.inputs[k].path, jnp.asarray(values[k])
             action = f"is on the null row here, or in {self.bound.inputs[first].path}, and not in both"
             wrong = (rows == 0) != (jnp.asarray(values[first]) == 0)

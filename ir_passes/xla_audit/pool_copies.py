@@ -8,7 +8,8 @@ from collections.abc import Set as AbstractSet
 from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
-from ir_passes.contract.contract import ROW_MAPS, BoundContract, PageTable, Pool
+from ir_passes.contract.contract import BoundContract, PageTable, Pool
+from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
 from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow

@@ -13,19 +13,11 @@ from ir_passes.proof.dims.classes import Dimension, concatenated, fresh, met, pa
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
 DIMENSION_RULES: dict[str, Rule] = {}
-IGNORED: dict[str, frozenset[str]] = {}
-"""Unread parameters: they select elements and do not align dimensions."""
-_LENGTHS = """
-dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
-reps repeats shape sizes slice_sizes start_indices strides unique_indices update_consts update_jaxpr
-"""
-"""Ignored by every rule: lengths and contents of arrays, as dimensions keep their names with any length."""
 
 
-def _rule(*names: str, ignores: str = "") -> Callable[[Rule], Rule]:
+def _rule(*names: str) -> Callable[[Rule], Rule]:
     def register(function: Rule) -> Rule:
         DIMENSION_RULES.update(dict.fromkeys(names, function))
-        IGNORED.update(dict.fromkeys(names, frozenset((_LENGTHS + ignores).split())))
         return function
 
     return register
@@ -44,9 +36,7 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     return [tuple(result) for _ in eqn.outvars]
 
 
-@_rule("rev", ignores="dimensions")
-@_rule("sort", ignores="dimension")
-@_rule(*IDENTITIES)
+@_rule("rev", "sort", *IDENTITIES)
 def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
 
@@ -75,7 +65,7 @@ def _running(eqn: Any, x: Dims) -> list[Dims]:
     return [tuple(_varying(dim) if axis == along else dim for axis, dim in enumerate(x))]
 
 
-@_rule("reshape", "squeeze", ignores="dimensions")
+@_rule("reshape", "squeeze")
 def _reshape(eqn: Any, x: Dims) -> list[Dims]:
     return [reshape(x, eqn.outvars[0].aval.shape)]
 
@@ -114,7 +104,7 @@ def _dot(eqn: Any, x: Dims, y: Dims) -> list[Dims]:
     return [(*(y[b] if x[a].repeated else x[a] for a, b in zip(x_batch, y_batch, strict=True)), *free)]
 
 
-@_rule("slice", "dynamic_slice", "split", "tile", ignores="axis")
+@_rule("slice", "dynamic_slice", "split", "tile")
 def _partial(eqn: Any, x: Dims, *starts: Dims) -> list[Dims]:
     """Keep dimensions of full length; return parts of the others."""
     contiguous = eqn.primitive.name != "tile" and all(step == 1 for step in eqn.params.get("strides") or ())

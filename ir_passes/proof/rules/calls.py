@@ -1,7 +1,7 @@
 """Calls of functions: by their bodies, or by a row-wise declaration."""
 
 from ir_passes.contract.contract import Lane, Shared
-from ir_passes.contract.declared import RowWise, declaration_of, other_body
+from ir_passes.contract.declared import RowWise, declaration_of, has_declared_body
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof import refusals
@@ -60,15 +60,13 @@ def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> 
 def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
     results = ir.shapes(site.eqn.outvars)
     if len(site.shapes) != len(declaration.inputs) or len(results) != len(declaration.outputs):
-        counts = [len(side) for side in (declaration.inputs, declaration.outputs, site.shapes, results)]
-        return refusals.OTHER_COUNTS(name=declaration.name, counts=counts)
+        return refusals.other_counts(declaration, site.shapes, results)
     entries = zip((*declaration.inputs, *declaration.outputs), (*site.shapes, *results), strict=True)
     lengths = {shape[e.axis : e.axis + 1] for e, shape in entries if isinstance(e, Lane)}
     if len(lengths) > 1:
-        counts = ", ".join(str(*length) if length else "none" for length in sorted(lengths))
-        return refusals.UNEQUAL_ROWS(name=declaration.name, counts=counts)
-    other = other_body(site.eqn, site.prover.invariance)
-    return None if other is None else refusals.OTHER_BODY(name=declaration.name, other=other)
+        return refusals.UNEQUAL_ROWS(name=declaration.name, counts=", ".join(map(str, sorted(lengths))))
+    is_declared = has_declared_body(site.eqn, site.prover.invariance)
+    return None if is_declared else refusals.OTHER_BODY(name=declaration.name)
 
 
 def _as_rows(site: Site, owner: Owner, entry: Lane | Shared, name: str) -> Owner:

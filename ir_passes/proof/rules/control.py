@@ -12,12 +12,12 @@ import numpy as np
 
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.bodies import maker
+from ir_passes.jaxpr.bodies import counts_up, maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof import refusals
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_tiles, token_windows
 from ir_passes.proof.rules.addressing.index_sums import entry_of
@@ -40,6 +40,7 @@ from ir_passes.proof.values import (
 )
 from ir_passes.proof.views import left
 
+_Carried = Callable[[Value], Value | None]
 MAX_ROUNDS = 12
 """Limit on rounds to the fixpoint, per carry; each round drops facts."""
 
@@ -94,11 +95,6 @@ def flowing(site: Site, values: list[Value], predicate: Owner, writes: list[Any]
     return [Value(owner) for _ in values]
 
 
-@rule("platform_index", ignores="platforms")
-def platform_index(site: Site) -> list[Value]:
-    return [Value(COMMON)]
-
-
 @rule("cond", reads="branches", ignores="branches_platforms")
 def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     prover = site.prover
@@ -106,16 +102,14 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     if index.range is not None and index.range[0] == index.range[1]:
         branches = [branches[min(max(index.range[0], 0), len(branches) - 1)]]
     test = maker(site.jaxpr, site.eqn.invars[0])
-    flag = None
-    if test is not None and test.primitive.name == "convert_element_type" and ir.dtype_of(test.invars[0]) == np.bool_:
-        flag = prover.read(site.env, test.invars[0])
+    is_flag = len(branches) == 2 and test is not None and test.primitive.name == "convert_element_type"
+    flag = prover.read(site.env, test.invars[0]) if is_flag and ir.dtype_of(test.invars[0]) == np.bool_ else None
     initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)
     consumed, merged = set(initially_consumed), None
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
-        inputs = operands if flag is None or len(branches) != 2 else in_branch(site, flag, k == 1, operands)
-        is_second = k == 1 and flag is not None and test is not None and len(branches) == 2
-        active = prover.active | _active_lane(site, test) if is_second else set(prover.active)
+        inputs = operands if flag is None else in_branch(site, flag, k == 1, operands)
+        active = prover.active | (_active_lane(site, test) if flag is not None and k == 1 else set())
         with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
             values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
         consumed |= prover.versions.consumed
@@ -201,12 +195,7 @@ def _counted_fact(site: Site, start: Value, bound: Value) -> RealToken | TokenOf
 
 
 def _fixpoint(
-    site: Site,
-    carry: list[Value],
-    run_body: Any,
-    counters: dict[int, Any],
-    mark: int,
-    carried: Callable[[Value], Value | None],
+    site: Site, carry: list[Value], run_body: Any, counters: dict[int, Any], mark: int, carried: _Carried
 ) -> tuple[list[Value], list[Value]]:
     """Return carries that hold in every iteration, and the body's other results.
 
@@ -251,20 +240,10 @@ def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
 
 def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """Widen a carry: keep facts that an iteration does not change."""
-    leaf_of, same_chain = site.prover.versions.leaf_of, False
-    if old.version is not None and new.version is not None:
-        same_chain = leaf_of[old.version] == leaf_of[new.version]
-    owner = old.owner if old.owner == new.owner else _merge_owners(site, old.owner, new.owner)
-    if isinstance(owner, Mixed) and isinstance(old.owner, Mixed):
-        owner = old.owner
-    bounds = old.range
-    if counter is None and bounds is not None and new.range != bounds:
-        bounds = bounds if new.range and bounds[0] <= new.range[0] and new.range[1] <= bounds[1] else None
-    intact = old.intact if old.intact == new.intact else None
-    fact = old.fact if old.fact == new.fact else None
-    owner = _checked_order(site, owner, old, new)
-    version = old.version if same_chain or old.version == new.version else None
-    return Value(owner, NONE, bounds, fact, intact, version, old.uniform & new.uniform)
+    joined = join_values(site, old, new)
+    keeps_bounds = counter is not None or hull(old.range, new.range) == old.range
+    version = None if joined.version is None else old.version
+    return joined.replace(number=NONE, range=old.range if keeps_bounds else None, version=version)
 
 
 def _after_iteration(site: Site, value: Value, mark: int) -> Value:
@@ -284,19 +263,11 @@ def _after_iteration(site: Site, value: Value, mark: int) -> Value:
 def _counters(jaxpr: Any, num_consts: int, carry: list[Value], length: int) -> dict[int, tuple[int, int]]:
     counters = {}
     for k, value in enumerate(carry):
-        out, var = jaxpr.outvars[k], jaxpr.invars[num_consts + k]
-        if isinstance(out, ir.Literal) or value.range is None or length < 1:
+        limits, is_scalar = dtype_range(jaxpr.outvars[k].aval), ir.shape_of(jaxpr.outvars[k]) == ()
+        if value.range is None or limits is None or length < 1 or not is_scalar or not counts_up(jaxpr, k, num_consts):
             continue
-        eqn = maker(jaxpr, out)
-        if eqn is None or eqn.primitive.name != "add" or eqn.invars[0] is not var or out.aval.shape:
-            continue
-        by = eqn.invars[1]
-        if isinstance(by, ir.Literal):
-            total = int(by.val) * (length - 1)
-            bounds = (value.range[0] + min(total, 0), value.range[1] + max(total, 0))
-            limits = dtype_range(var.aval)
-            if limits and limits[0] <= bounds[0] and bounds[1] < limits[1]:
-                counters[k] = bounds
+        bounds = value.range[0], value.range[1] + length - 1
+        counters |= {k: bounds} if bounds[1] < limits[1] else {}
     return counters
 
 

@@ -9,15 +9,14 @@ from typing import Any
 
 from ir_passes.contract.declared import CROSSING
 from ir_passes.contract.statements import Assumption
-from ir_passes.jaxpr.conversions import reversible
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
 from ir_passes.proof import refusals
 from ir_passes.proof.agreement import compares_devices
-from ir_passes.proof.dims.classes import NAMED
+from ir_passes.proof.assumed import assume_names
 from ir_passes.proof.intervals import FALSE, TRUE, dtype_range, hull, interval
 from ir_passes.proof.numbering import NONE
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of
+from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, axis_of
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
@@ -42,7 +41,6 @@ from ir_passes.proof.values import (
     SlotEntry,
     Value,
 )
-from ir_passes.proof.views import View, left
 
 
 def bounds_of(site: Site, operands: tuple[Value, ...]) -> Any:
@@ -83,13 +81,6 @@ def elementwise(site: Site, *operands: Value) -> list[Value]:
     return [result for _ in site.eqn.outvars] if fact is None else [fact(site, result, *operands)]
 
 
-@rule("regularized_incomplete_beta")
-def until_all_converge(site: Site, *operands: Value) -> list[Value]:
-    """Refuse several lanes: JAX's loop ends with the last element."""
-    owner = combined(site, operands)
-    return [Value(owner if isinstance(owner, Common | OneLane | Mixed) else site.mixed(*refusals.LOOP_OF_ALL))]
-
-
 @rule("max", "min", "clamp")
 def limit(site: Site, *operands: Value) -> list[Value]:
     """Return the operand itself if its bounds are within the limits."""
@@ -97,12 +88,11 @@ def limit(site: Site, *operands: Value) -> list[Value]:
     # the dtype bounds the value, so the limits bound the result
     extent = [value.range or dtype_range(aval) for value, aval in zip(operands, avals, strict=True)]
     bounds = interval(site.name, extent, site.eqn.outvars[0].aval, avals)
-    for value, atom in zip(operands, site.eqn.invars, strict=True):
-        extent = value.range or dtype_range(atom.aval)
-        if extent is None or tuple(atom.aval.shape) != site.shape:
-            continue
+    for value, span, shape in zip(operands, extent, site.shapes, strict=True):
         other_ranges = [other.range for other in operands if other is not value]
-        if None not in other_ranges and _is_within_limits(site.name, extent, other_ranges):
+        if span is None or shape != site.shape or None in other_ranges:
+            continue
+        if _is_within_limits(site.name, span, other_ranges):
             return [value]
     greatest = [value.fact for value in operands if not isinstance(value.owner, Common)]
     fact = greatest[0] if len(greatest) == 1 and isinstance(greatest[0], Greatest) and site.name != "clamp" else None
@@ -284,17 +274,8 @@ def convert(site: Site, x: Value) -> list[Value]:
         return [x.replace(range=bounds, fact=None if wrapped else x.fact)]
     fact = outlives(x.fact, site.name, source, target)
     if isinstance(owner, PoolRows):
-        owner = replace(owner, view=_converted_view(owner.view, source, target))
-    intact = x.intact and x.intact.seen(lambda view: _converted_view(view, source, target))
-    return [Value(owner, NONE, bounds, fact, intact)]
-
-
-def _converted_view(view: View, source: Any, target: Any) -> View:
-    """Return the view; the opposite conversion undoes a lossless one."""
-    restored = left(view, ("widened", target, source))
-    if restored is not None:
-        return restored
-    return (*view, ("widened" if reversible(source, target) else "narrowed", source, target))
+        owner = replace(owner, view=(*owner.view, ("converted", target)))
+    return [Value(owner, NONE, bounds, fact)]
 
 
 @rule(
@@ -312,9 +293,7 @@ def identity(site: Site, *operands: Value) -> list[Value]:
         if compares_devices(site.eqn):
             site.prover.comparisons.append(site.eqn)
         return [Value(COMMON, range=FALSE if site.eqn is site.prover.disagreeing else None)]
-    if site.name == "name" and label.startswith(NAMED):
-        names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
-        site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))
+    assume_names(site, label)
     return list(operands)
 
 

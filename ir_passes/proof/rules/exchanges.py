@@ -5,7 +5,7 @@ from dataclasses import replace
 from ir_passes.jaxpr import mesh
 from ir_passes.jaxpr.primitives import DEVICE_SUMS
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, mesh_axes, moved
+from ir_passes.proof.owners import Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.reductions import without
 from ir_passes.proof.site import Site
@@ -44,27 +44,13 @@ def collective(site: Site, *operands: Value) -> list[Value]:
     return results
 
 
-@rule("ragged_all_to_all", "psend", "precv", ignores="axis_index_groups axis_name axis_size out_shape perm")
-def by_counts(site: Site, *operands: Value) -> list[Value]:
-    """Refuse lanes in exchanges with run-time counts and partners."""
-    owner = site.join(*(value.owner for value in operands))
-    site.prover.device_varying.update(mesh.axes_of(site.eqn))
-    if not isinstance(owner, Common):
-        owner = site.mixed(*refusals.COUNTED_EXCHANGE)
-    return [Value(owner) for _ in site.eqn.outvars]
-
-
 def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
         split |= site.prover.device_varying
     crossing = sorted(axis for axis in axes if axis in split)
     if crossing:
-        sent = _permuted_lanes(site, owner, axes, shape)
-        if sent is not None:
-            return sent
-        subject = "rows of a pool" if isinstance(owner, PoolRows) else "lanes"
-        return site.mixed(*refusals.CROSSING_EXCHANGE(along=", ".join(crossing), subject=subject))
+        return site.mixed(*refusals.crossing_exchange(crossing, isinstance(owner, PoolRows)))
     if isinstance(owner, LaneRows) and owner.order is not None:
         reordered = sorted(site.prover.own_orders.get(owner.order.number, frozenset()) & set(axes))
         if reordered:
@@ -75,41 +61,6 @@ def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape
         return replace(owner, unreduced=())
     keeps_shape = site.name in (*DEVICE_SUMS, "pmax", "pmin", "ppermute")
     return owner if keeps_shape else _owner_after_resize(site, owner, shape)
-
-
-def _permuted_lanes(
-    site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]
-) -> LaneRows | OneLane | None:
-    """Return the owner of lanes that devices exchange by a fixed permutation.
-
-    Until the inverse permutation these lanes join no lanes of this device.
-    """
-    size, params = site.prover.devices_along(axes), site.params
-    if len(axes) != 1 or not isinstance(owner, LaneRows | OneLane) or isinstance(getattr(owner, "lane", 0), Symbol):
-        return None
-    if isinstance(owner, LaneRows) and owner.order is not None:
-        return None
-    if site.name == "ppermute":
-        destinations = dict(params["perm"])
-        if sorted(destinations) != list(range(size)) or sorted(destinations.values()) != list(range(size)):
-            return None
-        routes = sorted(destinations.items()), sorted((target, source) for source, target in destinations.items())
-    elif site.name == "all_to_all" and isinstance(owner, LaneRows):
-        split_axes = mesh_axes(owner.split)
-        if len(split_axes) < len(owner.split):
-            return None  # lanes of a tile of a loop
-        devices = site.prover.devices_along([axis for axis in split_axes if axis in site.prover.devices])
-        each = site.prover.bound.lanes // devices
-        pieces, rest = divmod(shape[owner.axis], size * owner.inner)
-        along = {params["split_axis"], params["concat_axis"]}
-        if along != {owner.axis} or owner.start or rest or pieces * size != each or params.get("axis_index_groups"):
-            return None
-        routes = "pieces", "pieces"
-    else:
-        return None
-    target, inverse = (f"sent along {axes[0]}: {route}" for route in routes)
-    split = owner.split[:-1] if owner.split[-1] == inverse else (*owner.split, target)
-    return replace(owner, split=split)
 
 
 def _owner_after_resize(site: Site, owner: Owner, shape: tuple[int, ...]) -> Owner:

@@ -11,7 +11,7 @@ from ir_passes.proof import refusals
 from ir_passes.proof.assumed import note_indices
 from ir_passes.proof.intervals import fits, hull
 from ir_passes.proof.numbering import NONE, Number
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Order, Owner, PoolRows, Symbol, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import packed_tokens, page_tables, pool_rows, token_tiles
 from ir_passes.proof.rules.addressing.access import (
@@ -24,10 +24,9 @@ from ir_passes.proof.rules.addressing.access import (
     of_slice,
     unsorted,
 )
-from ir_passes.proof.rules.parts import part
 from ir_passes.proof.rules.reductions import permuted
 from ir_passes.proof.site import Site
-from ir_passes.proof.uniformity import disordered, reveals_places
+from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Constant, Counts, Iota, PageEntry, Permuted, SlotEntry, Value
 
 _READS, _IGNORES = "dimension_numbers indices_are_sorted", "unique_indices"
@@ -75,10 +74,9 @@ def _read(site: Site, operand: Value, access: Access) -> Value:
     if reads_all and (not access.columns or not access.drops):
         return operand.replace(owner=owner)
     is_vector = len(access.full) == 1 and not access.window and access.columns and access.inside(0)
-    if is_vector and isinstance(operand.fact, Iota | Permuted) and isinstance(access.columns[0].fact, Permuted):
-        fact = _composed_fact(operand.fact, access.columns[0])
-        if isinstance(fact, Iota):
-            return Value(COMMON, range=operand.range, fact=fact)
+    order = access.columns[0].fact if is_vector else None
+    if isinstance(operand.fact, Iota) and isinstance(order, Permuted):
+        fact = Permuted(order.order, operand.fact.div) if order.div == 1 else None
     intact = operand.intact and operand.intact.seen(lambda view: access.taken(view, -1))
     number = _permuted_number(site, operand, access)
     return Value(owner, number, bounds, fact, intact)
@@ -115,18 +113,6 @@ def _permuted_number(site: Site, operand: Value, access: Access) -> Number:
     return number
 
 
-def _composed_fact(outer: Iota | Permuted, index: Value) -> Permuted | Iota | None:
-    """Return the fact of outer(inner(r)) if they cancel or one counts up."""
-    inner = index.fact
-    if not isinstance(inner, Permuted) or inner.div != 1:
-        return None
-    if isinstance(outer, Iota):
-        return Permuted(inner.order, outer.div)
-    if outer.div == 1 and outer.order == Order(inner.order.number, not inner.order.inverse):
-        return Iota(0)
-    return None
-
-
 def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     rows = operand.owner
     if not isinstance(rows, LaneRows):
@@ -137,10 +123,7 @@ def _read_owner(site: Site, operand: Value, access: Access) -> Owner:
     if access.whole(axis):
         return site.join(moved(rows, access.window[axis]), access.owners(site))
     if axis not in access.columns:
-        moved_rows = OneLane(rows.start, rows.split, packed=rows.packed) if access.full[axis] == 1 else rows
-        window_axis = access.window.get(axis, 0)
-        part_owner = part(site, moved(moved_rows, window_axis), window_axis, 0, access.sizes[axis], access.full[axis])
-        return site.join(part_owner, access.owners(site))
+        return site.mixed(*refusals.PICKED_LANES(axis=axis))
     return site.join(_selected_rows(site, rows, access), access.owners(site, without=axis))
 
 
@@ -242,7 +225,7 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
     permuted_dim = next((d for d, value in access.columns.items() if isinstance(value.fact, Permuted)), None)
     in_order = None if permuted_dim is None else _owners_by_permutation(site, updates, access, permuted_dim)
     owner, result = in_order or (site.join(updates.owner, access.owners(site)), None)
-    if access.reveals_places(owner) or _addresses_positions(operand, updates, access):
+    if access.reveals_places(owner) or disordered(operand):
         return site.mixed(*refusals.INDEX_REVEALS_ORDER)
     if result is not None:
         return result
@@ -285,25 +268,9 @@ def _owners_by_permutation(site: Site, updates: Value, access: Access, dim: int)
     if access.sizes[dim] != 1 or not access.inside(dim):
         return None
     groups, left_over = divmod(rows.inner, order.div)
-    if rows.order == order.order and not left_over:
-        return rows, replace(rows, axis=dim, inner=groups, order=None, unreduced=())
-    if order.div != 1:
+    if rows.order != order.order or left_over:
         return None
-    return rows, permuted(site, moved(rows, dim), Order(order.order.number, not order.order.inverse))
-
-
-def _addresses_positions(operand: Owner, updates: Value, access: Access) -> bool:
-    """True if a write addresses positions in an order that depends on all lanes.
-
-    It changes some of the rows, writes different values to them, or uses another index.
-    """
-    if not isinstance(operand, LaneRows) or operand.order is None:
-        return False
-    window_axis = access.paired.get(operand.axis, access.window.get(operand.axis))
-    if window_axis is None or not (operand.axis in access.paired or access.whole(operand.axis)):
-        return True
-    splits_rows = operand.axis in access.paired and access.reveals_places(operand)
-    return splits_rows or reveals_places(updates, access.window_shape, window_axis)
+    return rows, replace(rows, axis=dim, inner=groups, order=None, unreduced=())
 
 
 def _owner_of_one_row(site: Site, operand: Owner, owner: OneLane, access: Access) -> Owner:

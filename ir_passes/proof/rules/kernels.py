@@ -1,11 +1,10 @@
 """Special operations in the plain programs of kernels."""
 
-from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof import refusals
 from ir_passes.proof.owners import LaneRows
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Value
 
 
 @rule("uninitialized", "empty", reads="dtype shape", ignores="out_sharding")
@@ -39,18 +38,7 @@ def or_old(site: Site, new: Value, old: Value) -> list[Value]:
 def kernel_index(site: Site, index: Value) -> list[Value]:
     """Check that an index of a kernel is in bounds: no operation clamps it."""
     bound = site.params["bound"]
-    span = index.range or _span(site, index)
+    span = index.range
     if span is None or span[0] < 0 or span[1] >= bound:
-        span_text = "nothing is known of it" if span is None else f"it is in {[*span]}"
-        site.report(*refusals.KERNEL_INDEX(bound=bound, known=span_text))
+        site.report(*refusals.kernel_index(bound, span))
     return [index]
-
-
-def _span(site: Site, index: Value) -> tuple[int, int] | None:
-    fact = index.fact
-    if not isinstance(fact, SlotEntry | PageEntry) or fact.alternatives or (fact.stride, fact.spare) != (1, 0):
-        return None
-    if isinstance(fact, SlotEntry) and (fact.guard is not None or fact.offset is not None):
-        return None
-    entry = site.prover.bound.inputs[fact.leaf].entry
-    return (0, entry.size - 1) if isinstance(entry, SlotMap | PageTable) else None

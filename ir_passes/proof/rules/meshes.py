@@ -5,9 +5,9 @@ from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.proof import refusals
+from ir_passes.proof.assumed import assume_replicated
 from ir_passes.proof.owners import COMMON, Common, LaneRows, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_layout
@@ -37,14 +37,10 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     # automatic axes split nothing: a device has the full arrays
     devices = {axis: size for axis, size in mesh.devices_of(site.params["mesh"]).items() if axis in manual}
     mark = site.prover.fresh()
-    if any(_is_replicated(spec, devices) for spec in site.params["in_specs"]):
-        site.prover.assumed.add(Assumption.REPLICATED_ARGUMENTS.statement())
-    if not site.params["check_vma"]:
-        site.prover.notes.add(Note.REPLICATED_RESULTS.statement())
-    inputs = [
-        _device_part(site, value, shape, Split.of(spec, devices))
-        for value, shape, spec in zip(operands, site.shapes, site.params["in_specs"], strict=True)
-    ]
+    splits = [Split.of(spec, devices) for spec in site.params["in_specs"]]
+    assume_replicated(site, [split.axes for split in splits], devices)
+    parts = zip(operands, site.shapes, splits, strict=True)
+    inputs = [_device_part(site, value, shape, split) for value, shape, split in parts]
     invariance = site.prover.invariance and bool(site.params["check_vma"])
     with site.prover.given(devices=site.prover.devices | devices, invariance=invariance, program=mark):
         results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
@@ -77,11 +73,6 @@ class Split:
     @property
     def step(self) -> tuple[Hashable, ...]:
         return "device", tuple(sorted(self.axes.items())), tuple(sorted(self.devices.items()))
-
-
-def _is_replicated(spec: Any, devices: dict[str, int]) -> bool:
-    named = {name for names in Split.of(spec, devices).axes.values() for name in names}
-    return any(size > 1 and name not in named for name, size in devices.items())
 
 
 def _device_part(site: Site, value: Value, shape: tuple[int, ...], split: Split) -> Value:
@@ -144,6 +135,5 @@ def _owner_of_result(site: Site, owner: Owner, shape: tuple[int, ...], split: Sp
             return LaneRows(along[0], shape[along[0]] // split.parts(along[0]))
         return site.mixed(*refusals.NOT_PUT_TOGETHER(over=over)) if owner.split or picked else owner
     if isinstance(owner, PoolRows) and split.axes.get(owner.axis, ()) != owner.split:
-        subject = f"one device's rows of a pool, split over {over}, are" if owner.split else "copies of a pool are"
-        return site.mixed(*refusals.POOL_NOT_PUT_TOGETHER(subject=subject))
+        return site.mixed(*refusals.pool_not_put_together(owner.split))
     return owner

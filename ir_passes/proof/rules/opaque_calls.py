@@ -12,13 +12,13 @@ from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
-from ir_passes.proof.advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call
 from ir_passes.proof.concerned import describe
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
-from ir_passes.proof.rules.addressing.pool_rows import record
+from ir_passes.proof.rules.addressing.pool_rows import record, row_fault
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
+from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call, unequal_rows
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
@@ -48,10 +48,10 @@ def _check_one_body(site: Site, name: str) -> None:
     if any(site.eqn is call for call in calls):
         return
     other_calls = [call for call in calls if not same_body(call, site.eqn)]
-    if not other_calls:
+    if other_calls:
+        site.report(*ambiguous_name(site, name, other_calls))
+    else:
         calls.append(site.eqn)
-        return
-    site.report(*ambiguous_name(site, name, other_calls))
 
 
 def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
@@ -75,16 +75,19 @@ class _Declared:
         lanes = self._lanes()
         if isinstance(lanes, Mixed):
             return [Value(lanes) for _ in self.site.eqn.outvars]
-        donor_of = donors(self.entry)
-        results = []
-        for k, declared in enumerate(self.entry.outputs):
-            if isinstance(declared, Pool):
-                results.append(self._successor(self.operands[donor_of[k]], lanes, declared))
-            elif isinstance(declared, Packed):
-                results.append(Value(LaneRows(declared.axis, packed=declared.layout)))
-            else:
-                results.append(Value(moved(lanes, declared.axis) if isinstance(declared, Lane) else COMMON))
-        return results
+        return [self._result(k, declared, lanes) for k, declared in enumerate(self.entry.outputs)]
+
+    def _result(self, k: int, declared: Any, lanes: Owner) -> Value:
+        match declared:
+            case Pool():
+                return self._successor(self.operands[donors(self.entry)[k]], lanes, declared)
+            case Packed(axis, None, layout):
+                return Value(LaneRows(axis, packed=layout))
+            case Lane(axis):
+                return Value(moved(lanes, axis))
+            case Shared():
+                return Value(COMMON)
+        raise TypeError(f"result {k} is declared {declared}")
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:
         version = self.site.prover.versions.succeed(pool.version)
@@ -93,9 +96,10 @@ class _Declared:
         intact = pool.intact if idle else None
         if not isinstance(pool.owner, PoolRows):
             return Value(moved(lanes, declared.axis), version=version, intact=intact)
-        facts = [self.operands[k].fact for k, entry in maps_of(self.entry, declared.group) if entry.role != "read"]
-        written = {fact.leaf for fact in facts if isinstance(fact, SlotEntry | PageEntry)}
-        return Value(replace(pool.owner, writers=pool.owner.writers | written), version=version, intact=intact)
+        (place,) = (k for k, entry in maps_of(self.entry, declared.group) if entry.role != "read")
+        fact = self.operands[place].fact
+        assert isinstance(fact, SlotEntry | PageEntry)
+        return Value(replace(pool.owner, writers=pool.owner.writers | {fact.leaf}), version=version, intact=intact)
 
     def _lanes(self) -> Owner:
         """Return the owner of all lanes; `Mixed` for a misfit."""
@@ -138,7 +142,7 @@ class _Declared:
 
     @property
     def _is_packed(self) -> bool:
-        return any(isinstance(entry, Packed) for entry in self.entry.inputs)
+        return any(isinstance(entry, Packed) for entry in (*self.entry.inputs, *self.entry.outputs))
 
     def _unequal(self) -> str | None:
         lengths = {name: shape[axis : axis + 1] for _, name, shape, axis in self._rows()}
@@ -149,8 +153,7 @@ class _Declared:
             lengths["the step"] = (self.site.prover.bound.lanes,)
         if len(set(lengths.values())) == 1:
             return None
-        counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
-        return f"numbers of rows differ: {counts}"
+        return unequal_rows(lengths)
 
     def _accessed(self, lanes: Owner) -> Owner:
         """Return `lanes`, or the fault of an access to a pool."""
@@ -160,38 +163,34 @@ class _Declared:
             if not isinstance(declared, Pool) or not isinstance(pool, PoolRows):
                 continue
             for place, declared_map in maps_of(self.entry, declared.group):
-                fact = self.operands[place].fact
+                index, fact = self.operands[place], self.operands[place].fact
                 assert isinstance(fact, SlotEntry | PageEntry)
                 for write in (False, True):
                     if declared_map.role == ("read" if write else "write") or (write and k not in written):
                         continue
                     if isinstance(fact, PageEntry):
-                        split = getattr(self.operands[place].owner, "split", ())
+                        split = getattr(index.owner, "split", ())
                         drops = declared_map.role == "write"
                         fault = page_fault(site, pool, fact, split, site.shapes[k], drops=drops, write=write)
                     else:
                         fault = map_fault(site, pool, fact, site.shapes[k], drops=False, write=write)
-                    fault = fault or self._other_devices(pool, place)
+                    if fault is None and pool.split and getattr(index.owner, "split", ()) != pool.split:
+                        fault = refusals.MAP_NOT_SPLIT
                     if fault is not None:
-                        return fault
-                    record(site, pool, self.operands[place], self.operands[place].owner, site.shapes[place], write)
+                        return row_fault(site, fault, pool, index, site.shapes[k], write)
+                    record(site, pool, index, index.owner, site.shapes[place], write)
             is_counted = bool(pool.split) and self._counted_within(declared.group)
             if k in written and isinstance(lanes, LaneRows | OneLane) and lanes.split and not is_counted:
                 along = ", ".join(owners.mesh_axes(lanes.split)) or "a loop"
                 return site.mixed(*refusals.CALL_WRITES_COPIES(name=self.name, along=along))
         return lanes
 
-    def _other_devices(self, pool: PoolRows, place: int) -> Mixed | None:
-        split = getattr(self.operands[place].owner, "split", ())
-        if not pool.split or split == pool.split:
-            return None
-        return self.site.mixed(*refusals.MAP_NOT_SPLIT(name=self.name, along=", ".join(pool.split)))
-
     def _misfit(self) -> str | None:
         entry, eqn, site = self.entry, self.site.eqn, self.site
         is_counted = fits(entry, site.shapes, ir.shapes(eqn.outvars)) and ir.aliases_of(eqn) == dict(entry.aliases)
-        pairs = [(eqn.invars[donor], eqn.outvars[k]) for k, donor in donors(entry).items()] if is_counted else []
-        if not is_counted or any(len({*ir.types(pair)}) > 1 for pair in pairs):
+        pairs = donors(entry).items()
+        is_counted = is_counted and all(entry.inputs[donor] == entry.outputs[k] for k, donor in pairs)
+        if not is_counted or any(len({*ir.types([eqn.invars[donor], eqn.outvars[k]])}) > 1 for k, donor in pairs):
             return call_misfit(site, entry)
         for k, (value, declared) in enumerate(zip(self.operands, entry.inputs, strict=True)):
             if not self._fits(value, declared, site.shapes[k]):

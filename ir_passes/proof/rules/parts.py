@@ -10,7 +10,7 @@ from ir_passes.proof.numbering import NONE
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Columns, Constant, Iota, PageEntry, SlotEntry, Value
+from ir_passes.proof.values import Columns, Constant, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View, block
 
 
@@ -38,15 +38,8 @@ def _static_slice(site: Site, x: Value, starts: Sequence[int], sizes: Sequence[i
         rows = owner.axis if isinstance(owner, PoolRows) else -1
         intact = intact.seen(lambda view: _view_of_slice(view, rows, full, starts, sizes, steps))
     fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
-    if isinstance(x.fact, Iota) and starts[x.fact.axis] == 0 and steps[x.fact.axis] == 1:
-        fact = x.fact
-    bounds = x.range
-    if isinstance(x.fact, Iota) and x.fact.div == 1 and sizes[x.fact.axis]:
-        first, step = int(starts[x.fact.axis]), steps[x.fact.axis]
-        bounds = first, first + (sizes[x.fact.axis] - 1) * int(step)
-        fact = fact if isinstance(fact, Iota) else None
     number, version = (x.number, x.version) if is_whole else (NONE, site.prover.versions.part_of(x.version))
-    return Value(owner, number, bounds, fact, intact, version)
+    return Value(owner, number, x.range, fact, intact, version)
 
 
 def _view_of_slice(

@@ -11,25 +11,19 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
-    ActiveCount,
     BroadcastVector,
-    Constant,
     Counts,
-    DeviceOffset,
     Fact,
     Implies,
     Iota,
     OwnTokens,
-    PageEntry,
     Permuted,
-    SlotEntry,
     Tiles,
     Value,
 )
-from ir_passes.proof.views import reshaped, transposed
+from ir_passes.proof.views import reshaped
 
 Shape = tuple[int, ...]
-_OF_ALL_ELEMENTS = (SlotEntry, PageEntry, DeviceOffset, ActiveCount, Constant)
 
 
 def over(owner: Owner, shape: Shape, result: Shape) -> Owner:
@@ -121,14 +115,11 @@ def reshaped_value(site: Site, x: Value) -> Value:
     owner = reshape_owner(site, x.owner, old_shape, new_shape)
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=reshaped(owner.view, old_shape, new_shape))
-    fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
+    fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
     if isinstance(x.fact, Iota):
         place = place_after_reshape(x.fact.axis, old_shape, new_shape)
         fact = Iota(place[0], x.fact.div * place[1]) if place is not None and place[2] == 1 else None
-    elif fact is None:
-        fact = _fact_across_unit_axes(x.fact, old_shape, new_shape)
-    if fact is None:
-        fact = relocated(x.fact, lambda axis: _surviving_axis(axis, old_shape, new_shape))
+    fact = fact or _fact_across_unit_axes(x.fact, old_shape, new_shape)
     if fact is None and isinstance(x.fact, OwnTokens):
         rows = reshape_owner(site, x.fact.rows, old_shape, new_shape)
         fact = replace(x.fact, rows=rows) if isinstance(rows, LaneRows) else None
@@ -169,12 +160,8 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     owner = x.owner if axis is None else stretched(moved(x.owner, dims[axis]), old_shape[axis], new_shape[dims[axis]])
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=(*owner.view, ("broadcast",)))
-    fact = x.fact if isinstance(x.fact, _OF_ALL_ELEMENTS) else None
-    if isinstance(x.fact, Iota) and old_shape[x.fact.axis] == new_shape[dims[x.fact.axis]]:
-        fact = Iota(dims[x.fact.axis], x.fact.div)
+    fact = relocated(x.fact, lambda axis: dims[axis] if old_shape[axis] == new_shape[dims[axis]] else None)
     long_axes = [axis for axis, size in enumerate(old_shape) if size != 1]
-    if fact is None:
-        fact = relocated(x.fact, lambda axis: dims[axis] if old_shape[axis] == new_shape[dims[axis]] else None)
     if fact is None and len(long_axes) == 1:
         fact = BroadcastVector(x.number, dims[long_axes[0]])
     return [Value(owner, NONE, x.range, fact, None, x.version)]
@@ -184,21 +171,12 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 def transpose(site: Site, x: Value) -> list[Value]:
     permutation = tuple(map(int, site.params["permutation"]))
     owner = moved(x.owner, permutation.index)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=transposed(owner.view, permutation))
-    intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
-    fact = x.fact if isinstance(x.fact, SlotEntry | PageEntry | Constant) else None
-    if isinstance(x.fact, Iota):
-        fact = Iota(permutation.index(x.fact.axis), x.fact.div)
-    fact = fact or relocated(x.fact, permutation.index)
-    return [Value(owner, NONE, x.range, fact, intact, x.version)]
+    return [Value(owner, NONE, x.range, relocated(x.fact, permutation.index), None, x.version)]
 
 
 @rule("rev", reads="dimensions")
 def reverse(site: Site, x: Value) -> list[Value]:
     owner = site.apart(x.owner, site.params["dimensions"], refusals.REVERSED_LANES)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=(*owner.view, ("rev", site.params["dimensions"])))
     return [Value(owner, range=x.range)]
 
 
@@ -215,8 +193,6 @@ def pad(site: Site, x: Value, filler: Value) -> list[Value]:
                 owner = replace(owner, start=owner.start - low // owner.inner, unreduced=())
             else:
                 owner = site.mixed(*refusals.PADDED_LANES)
-    if isinstance(owner, PoolRows):
-        owner = replace(owner, view=(*owner.view, ("pad",)))
     return [Value(site.join(owner, filler.owner), range=hull(x.range, filler.range))]
 
 
@@ -234,6 +210,6 @@ def iota(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON, number, (0, max(0, site.shape[axis] - 1)), Iota(axis))]
 
 
-@rule("empty2", "create_token", ignores="dtype memory_space shape")
+@rule("empty2", "create_token", "platform_index", ignores="dtype memory_space platforms shape")
 def empty(site: Site, *_: Value) -> list[Value]:
     return [Value(COMMON) for _ in site.eqn.outvars]

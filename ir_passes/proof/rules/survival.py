@@ -3,7 +3,6 @@
 from collections.abc import Callable
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 from jax.lax import DotAlgorithm, DotAlgorithmPreset
 
@@ -18,27 +17,9 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
 
 
 def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any) -> bool:
-    """True if every element is finite, also after rounding by a product.
-
-    An algorithm as `precision` names the dtype of rounded operands.
-    """
-    dtypes = [result]
-    if isinstance(precision, DotAlgorithm):
-        dtypes += [precision.lhs_precision_type, precision.rhs_precision_type]
-    if isinstance(precision, DotAlgorithmPreset):
-        dtypes += [_OPERAND_DTYPES[part] for part in precision.name.split("_")[:2] if part in _OPERAND_DTYPES]
-    finite = fact == Finite() or is_whole(dtype)
-    return finite and all(stays_finite(dtype, target) for target in dtypes)
-
-
-_OPERAND_DTYPES = {
-    "F16": jnp.float16,
-    "BF16": jnp.bfloat16,
-    "TF32": jnp.bfloat16,
-    "F32": jnp.float32,
-    "F64": jnp.float64,
-}
-"""Part of an algorithm's name -> rounded dtype, or a dtype with smaller limits."""
+    """True if every element is finite, also after rounding by a product; False for an algorithm as `precision`."""
+    rounds = isinstance(precision, DotAlgorithm | DotAlgorithmPreset)
+    return (fact == Finite() or is_whole(dtype)) and not rounds and stays_finite(dtype, result)
 
 
 _TABLE: dict[tuple[type, str], Callable[[Any, Any, Any], Fact | None]] = {

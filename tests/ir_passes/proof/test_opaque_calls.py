@@ -24,8 +24,10 @@ from ir_passes import (
     Pool,
     Shared,
     SlotMap,
+    Unspecified,
     ViolationKind,
 )
+from ir_passes.contract import contract as contracts
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof.lane_proof import prove_isolation
 
@@ -255,3 +257,26 @@ def test_shared_results_of_a_kernel_are_shared() -> None:
     opaque = {"take_rows": Opaque((Shared(), Shared()), (Shared(),))}
     con = LaneContract((Shared(), Shared(), Lane()), (Lane(),), opaque=opaque)
     assert prove_isolation(lambda t, i, x: (x + take(t, i).sum(),), args(), con)
+
+
+@pytest.mark.parametrize("changed", [
+    Opaque((POOL, SLOTS, Lane()), (SLOTS,)), Opaque((POOL, SLOTS, Lane()), (Unspecified(),)),
+    Opaque((Lane(), SLOTS, Lane()), (POOL,)), Opaque((POOL, Lane(), Lane()), (POOL,)),
+    Opaque((POOL, SlotMap("a", S, role="read"), Lane()), (POOL,)), Opaque((POOL, SLOTS, Lane(-2)), (POOL,)),
+    Opaque((POOL, SLOTS, Lane()), (Packed(-2),)), Opaque((POOL, SLOTS, Lane()), (Packed(),)),
+    Opaque((Pool("a", 1), SLOTS, Lane()), (POOL,)), Opaque((POOL, SLOTS, Lane()), (Pool("a", 1),)),
+])  # fmt: skip
+def test_declarations_without_meaning_prove_nothing(changed: Opaque, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Verdicts do not depend on the checks of entries."""
+    monkeypatch.setattr(contracts, "check_opaque", lambda *_: None)
+    step = lambda *operands: (put(*operands),)
+    assert prove_isolation(step, args(), contract(put_of(), POOL))
+    with pytest.raises(IsolationError):
+        prove_isolation(step, args(), contract({"put_rows": changed}, POOL))
+
+
+def test_an_output_with_the_entry_of_an_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(contracts, "check_entries", lambda *_: None)
+    con = LaneContract((POOL, SLOTS, Lane()), (POOL, SLOTS))
+    with pytest.raises(IsolationError, match="left out of the contract"):
+        prove_isolation(lambda pool, slots, x: (pool, x[:, 0].astype(jnp.int32)), args(), con)

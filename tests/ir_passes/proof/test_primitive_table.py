@@ -31,7 +31,8 @@ UNSUPPORTED = frozenset(
     addupdate after_all all_gather_reduced call call_hi_primitive call_hi_primitive_linearized check custom_lin
     dce_sink dot_product_attention_bwd_wrapper dot_product_attention_fp8_bwd_wrapper
     dot_product_attention_fp8_fwd_wrapper dot_product_attention_fwd_wrapper freeze from_edtype geqp3 geqrf get
-    hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic preduced program_order reduced_vary_cast
+    hessenberg inspect_sharding new_ref ormqr pbroadcast_dynamic precv preduced program_order psend
+    ragged_all_to_all reduced_vary_cast regularized_incomplete_beta
     reduced_vary_cast_p remat_opt rng_uniform scaled_dot scaled_matmul scaled_matmul_wrapper select_and_gather_add
     stage swap symmetric_product tie to_edtype unreduced_pmax unreduced_pmin unreduced_psum
     unreduced_reduce_scatter vary_unreduced_cast vary_unreduced_cast_p with_memory_space_constraint

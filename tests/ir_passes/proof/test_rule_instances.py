@@ -27,7 +27,7 @@ NOT_TRIED = {
         "all_gather_invariant pbroadcast psum_invariant pvary".split(), "forms of those that test_mesh_instances tries"
     ),
     **dict.fromkeys(
-        "precv psend ragged_all_to_all reshard sharding_constraint layout_constraint device_put".split(),
+        "reshard sharding_constraint layout_constraint device_put".split(),
         "of meshes and placements, not run on a CPU or without an effect there: the sharded programs and their mutants",
     ),
     **dict.fromkeys(
@@ -41,14 +41,14 @@ NOT_TRIED = {
     "custom_linear_solve": "interprets its program: test_lane_loops",
     **dict.fromkeys("create_token empty empty2 platform_index".split(), "nobody's: has no operands"),
     **dict.fromkeys(
-        "igamma igamma_grad_a igammac regularized_incomplete_beta random_gamma threefry2x32 threefry4x32 philox2x32 "
+        "igamma igamma_grad_a igammac random_gamma threefry2x32 threefry4x32 philox2x32 "
         "philox4x32 random_bits random_split random_fold_in lu lu_pivots_to_permutation triangular_solve tridiagonal "
         "tridiagonal_solve".split(),
         "long to compile: tried with the long tests",
     ),
 }
 """Rules without a random instance in every run, and why."""
-NEVER_NARROW = {"iota": "has no operands", "regularized_incomplete_beta": "its loop depends on all lanes"}
+NEVER_NARROW = {"iota": "has no operands"}
 ALSO = {"checkpoint": ("checkpoint", "remat2")}
 """Names of one primitive in different versions of JAX."""
 ONLY_LONG = [name for name in BUILDERS if name in NOT_TRIED and name not in MESHES]

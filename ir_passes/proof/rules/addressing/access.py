@@ -99,12 +99,7 @@ class Access:
                 yield dim, ("value", value.number) if start is None else start
 
     def put(self, view: View, dim: int, row: View = ()) -> View | None:
-        """Return the view after this write puts a part back; None for another place.
-
-        Elements read out of bounds hold a fill value; only a write that drops them keeps it out of the pool.
-        """
-        if self.drops and view and view[-1] == _FILLED:
-            view = view[:-1]
+        """Return the view after this write puts a part back; None for another place."""
         steps = (self.step(dim), *row)
         if self.is_block:
             view = reshaped(view, self.window_shape, self.sizes)

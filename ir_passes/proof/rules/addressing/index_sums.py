@@ -5,7 +5,7 @@ conditions: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
@@ -14,8 +14,6 @@ from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
 
-Lane = tuple[OffsetEntry, OffsetEntry]
-"""Entries with a lane's first token, and with the token after its last."""
 NON_NEGATIVE = 1 << 62
 """`IndexSum.below` if only elements with a negative sum are unspecified."""
 
@@ -208,21 +206,12 @@ def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
     return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
 
 
-def in_lane(place: IndexSum, lane: Lane, conditions: Iterable[Condition]) -> bool:
-    start, stop = map(single, lane)
-    return is_implied(difference(place, start), conditions) and is_implied(difference(stop, place, -1), conditions)
-
-
-def lanes_in(conditions: Iterable[Condition]) -> Iterator[Lane]:
-    entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
-    firsts = {
-        replace(entry, first=entry.first - distance if entry.axis is None and entry.symbol is None else 0)
-        for entry in entries
-        for distance in (0, 1)
-    }
-    for start in sorted(firsts, key=str):
-        if start.first >= 0:
-            yield start, replace(start, first=start.first + 1)
+def in_lane(place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition]) -> bool:
+    """True if a place is in the lane that begins at an entry; along an axis, in the lane of the axis's index."""
+    if start.first < 0 or (start.first and (start.axis is not None or start.symbol is not None)):
+        return False
+    begin, stop = single(start), single(replace(start, first=start.first + 1))
+    return is_implied(difference(place, begin), conditions) and is_implied(difference(stop, place, -1), conditions)
 
 
 def lane_number(start: OffsetEntry) -> int | Symbol | None:

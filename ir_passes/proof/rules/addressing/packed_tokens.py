@@ -28,12 +28,16 @@ from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof import refusals
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
-from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.rules.addressing.index_sums import is_full
+from ir_passes.proof.rules.addressing.lane_guesses import starts_of_lanes
 from ir_passes.proof.rules.survival import finite_in_product, outlives
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    ActiveCount,
     Condition,
+    Constant,
+    DeviceOffset,
     Fact,
     Finite,
     IndexSum,
@@ -65,20 +69,22 @@ def tokens(axis: int, layout: str) -> LaneRows:
     return LaneRows(axis, packed=layout)
 
 
+_OF_ALL_ELEMENTS = ActiveCount, Constant, DeviceOffset, Finite, LaneOfToken, PageEntry, SlotEntry, TokenOf
+"""Facts about elements without their indices."""
+
+
 def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fact | None:
     """Return a fact after its axes moved, or were removed (None)."""
-    if isinstance(fact, Finite):
+    if isinstance(fact, _OF_ALL_ELEMENTS):
         return fact
     if isinstance(fact, TokenOfLane):
         return fact if fact.lane is not None or new_axis_of(0) == 0 else None
-    if isinstance(fact, LaneOfToken | TokenOf):
-        return fact
     if isinstance(fact, IndexSum | Mask):
         return index_sums.mapped(fact, index_sums.with_axes(new_axis_of))
     if isinstance(fact, OwnTokens):
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
-    if isinstance(fact, PlacedToken | SegmentIds | SharedPadding | ShiftedIds | TokenSpan | WithinLane):
+    if isinstance(fact, Iota | PlacedToken | SegmentIds | SharedPadding | ShiftedIds | TokenSpan | WithinLane):
         old = {name: getattr(fact, name, None) for name in ("axis", "window")}
         axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
         return None if None in axes.values() else replace(fact, **axes)
@@ -283,19 +289,13 @@ def _pairs(axes: frozenset[LaneRows]) -> TokenPairs | None:
 
 
 def _computed(site: Site, operands: list[Value], result: Value) -> Value:
-    lanes, facts = site.prover.bound.lanes, [value.fact for value in operands]
-    x = facts[0]
+    x = operands[0].fact
     if site.name in ("and", "or", "not"):
         masked = _masks(site, operands, result)
         if masked is not None:
             return masked
     if isinstance(result.fact, token_layout.LAYOUT_FACTS):
         return result
-    lane = next((fact for fact in facts if isinstance(fact, LaneOfToken)), None)
-    if site.name in ("min", "clamp") and lane is not None:
-        limits = [constant_of(value) for value in operands if value.fact != lane]
-        if limits in ([lanes - 1], [0, lanes - 1]):
-            return result.replace(fact=lane if lane.padding == "none" else replace(lane, padding="lane"))
     finite_mask = _finite_mask(site, operands)
     if finite_mask is not None:
         return result.replace(fact=finite_mask)
@@ -402,14 +402,14 @@ def _masks(site: Site, operands: list[Value], result: Value) -> Value | None:
 def _pairs_in_lanes(site: Site, conditions: frozenset[Condition], when: bool) -> SameLane | None:
     """Return the mask of tokens within lanes, or a token's lane."""
     indices = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, Iota)}
-    for lane in index_sums.lanes_in(conditions):
-        start, lanes = lane[0], site.prover.bound.lanes
+    lanes = site.prover.bound.lanes
+    for start in starts_of_lanes(conditions):
         if start.axis is None or (not start.of_token and (lanes == 1 or site.shape[start.axis] != lanes)):
             continue
         rows = tokens(start.axis, start.of_token) if start.of_token else LaneRows(start.axis)
         for index in sorted(indices, key=str):
             in_order = index.axis > start.axis if start.of_token else index.axis != start.axis
-            if in_order and index_sums.in_lane(index_sums.single(index), lane, conditions):
+            if in_order and index_sums.in_lane(index_sums.single(index), start, conditions):
                 return SameLane(rows, tokens(index.axis, start.layout), when=when)
     return None
 
@@ -502,10 +502,9 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
 
 def _literal(site: Site, atom: Any) -> float | None:
     """Return a broadcast literal, if no conversion changes it."""
-    producers = {var: eqn for eqn in site.jaxpr.eqns[: site.index] for var in eqn.outvars}
     dtypes = [ir.dtype_of(atom)]
     while not isinstance(atom, ir.Literal):
-        eqn = producers.get(atom)
+        eqn = site.maker(atom)
         if eqn is None or eqn.primitive.name not in ("broadcast_in_dim", "convert_element_type", "reshape"):
             return None
         atom = eqn.invars[0]
@@ -521,8 +520,8 @@ _REFINED = {
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),
     "stack": (token_windows.stacked,),
-    "slice": (token_windows.sliced,),
+    "slice": (token_windows.in_line,),
     "pad": (token_windows.padded,),
-    "rev": (token_windows.reversed_tokens,),
+    "rev": (token_windows.in_line,),
 }
 """Primitive -> rules for packed tokens that no other rule knows."""

@@ -15,7 +15,8 @@ from dataclasses import replace
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import Common, Mixed, PoolRows
+from ir_passes.proof.owners import Common, PoolRows
+from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.rules.addressing.slot_maps import entry_fault
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import Negative, PageEntry, PlusConstant, SlotEntry, Value
@@ -73,36 +74,25 @@ def _size(site: Site, fact: SlotEntry | PageEntry) -> int:
 
 
 def page_fault(
-    site: Site,
-    pool: PoolRows,
-    fact: PageEntry,
-    split: tuple[str, ...],
-    shape: tuple[int, ...],
-    drops: bool,
-    write: bool,
-) -> Mixed | None:
+    site: Site, pool: PoolRows, fact: PageEntry, split: tuple[str, ...], full: tuple[int, ...], drops: bool, write: bool
+) -> RefusalText | None:
     """Return the fault of an access by page table; `split` is of the lanes."""
-    table, length = site.prover.bound.inputs[fact.leaf], shape[pool.axis]
-    entry, path = table.entry, site.prover.bound.inputs[pool.leaf].path
+    entry, fault = site.prover.bound.inputs[fact.leaf].entry, entry_fault(site, pool, fact, write)
     assert isinstance(entry, PageTable)
-    fault = entry_fault(site, pool, fact, write)
     if fault is not None:
         return fault
-    indices = entry.page_size * pool.inner
-    details = {"path": path, "pages": table.path, "local": entry.local, "page_size": entry.page_size}
-    details |= {"indices": indices, "stride": fact.stride, "size": entry.size, "length": length}
     if entry.local is not None:
         count = site.prover.devices.get(entry.local)
         if count is None or split != pool.split or pool.split != ((entry.local,) if count > 1 else ()):
-            return site.mixed(*refusals.PAGES_OF_A_DEVICE(**details))
+            return refusals.PAGES_OF_A_DEVICE
     elif split or pool.split:
-        return site.mixed(*refusals.SPLIT_PAGES(along=", ".join(split or pool.split), **details))
+        return refusals.SPLIT_PAGES
+    indices, length = entry.page_size * pool.inner, full[pool.axis]
     if indices != fact.stride or not 0 <= fact.spare < fact.stride:
-        return site.mixed(*refusals.OTHER_PAGE_SIZE(**details))
+        return refusals.OTHER_PAGE_SIZE
     if length < entry.size * indices:
-        site.report(*refusals.FEW_PAGES(**details))
+        return refusals.FEW_PAGES
     if "past" in fact.alternatives and (length > entry.size * indices or not drops):
-        return site.mixed(*refusals.PAST_THE_PAGES(**details))
-    if fact.alternatives & {"below", "lowest"} and not drops and (write or not entry.null):
-        return site.mixed(*refusals.BELOW_THE_PAGES(**details))
-    return None
+        return refusals.PAST_THE_PAGES
+    is_below = bool(fact.alternatives & {"below", "lowest"}) and not drops
+    return refusals.BELOW_THE_PAGES if is_below and (write or not entry.null) else None

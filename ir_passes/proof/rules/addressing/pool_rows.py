@@ -5,9 +5,10 @@ from dataclasses import replace
 from typing import Any
 
 from ir_passes.contract.contract import PageTable, SlotMap
-from ir_passes.proof import refusals
+from ir_passes.proof import advice, refusals
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.prover import RowAccess
+from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
@@ -15,6 +16,7 @@ from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered, reveals_places
 from ir_passes.proof.values import Constant, Iota, PageEntry, SlotEntry, Value
 from ir_passes.proof.views import View
+from ir_passes.proof.violations import ViolationKind
 
 
 def read(site: Site, operand: Value, access: Access) -> Value:
@@ -126,38 +128,39 @@ def _write_part(site: Site, operand: Value, updates: Value, access: Access) -> V
 
 def _row_owner(site: Site, pool: PoolRows, access: Access, write: bool) -> Owner:
     """Return the rows' owner, in dimensions of the window array."""
-    axis, path = pool.axis, site.prover.bound.inputs[pool.leaf].path
-    index = access.columns.get(axis)
-    if index is None or access.sizes[axis] != 1:
-        return site.mixed(*refusals.SEVERAL_ROWS(path=path))
-    constant = constant_of(index)
-    if constant is not None or isinstance(index.fact, Constant | Iota):
-        text = refusals.CONSTANT_ROW(path=path, number="" if constant is None else f", {constant}")
-        # one index into several pools gives one fault
-        violation = replace(site.violation(*text), fault=index.number)
-        site.prover.violations.append(violation)
-        return Mixed(violation)
-    tables = [bound_input.entry for bound_input in site.prover.bound.inputs if isinstance(bound_input.entry, PageTable)]
-    if isinstance(index.fact, PageEntry):
-        split = getattr(access.index_owner(axis), "split", ())
-        fault = page_fault(site, pool, index.fact, split, access.full, access.drops, write)
-        if fault is not None:
-            return Mixed(replace(fault.cause, fault=index.number))
-        record(site, pool, index, access.index_owner(axis), access.window_shape, write)
-        return access.index_owner(axis)
-    if any(pool.group in table.names for table in tables):
-        return Mixed(replace(site.mixed(*refusals.NO_PAGE(path=path)).cause, fault=index.number))
-    if not isinstance(index.fact, SlotEntry) or pool.inner != index.fact.stride:
-        text = refusals.NO_SLOT if pool.inner == 1 else refusals.NO_MERGED_SLOT
-        # one index for reads and writes gives one fault
-        return Mixed(replace(site.mixed(*text(path=path, inner=pool.inner)).cause, fault=index.number))
-    fault = map_fault(site, pool, index.fact, access.full, access.drops, write)
-    owner = access.index_owner(axis)
-    fault = fault or device_fault(site, pool, index.fact, owner, access)
+    index = access.columns.get(pool.axis)
+    if index is None or access.sizes[pool.axis] != 1:
+        return row_fault(site, refusals.SEVERAL_ROWS, pool, index or Value(), access.full, write)
+    fault = _index_fault(site, pool, index, access, write)
     if fault is not None:
-        return Mixed(replace(fault.cause, fault=index.number))
+        return row_fault(site, fault, pool, index, access.full, write)
+    owner = access.index_owner(pool.axis)
     record(site, pool, index, owner, access.window_shape, write)
     return owner
+
+
+def _index_fault(site: Site, pool: PoolRows, index: Value, access: Access, write: bool) -> RefusalText | None:
+    fact, owner = index.fact, access.index_owner(pool.axis)
+    if constant_of(index) is not None or isinstance(fact, Constant | Iota):
+        return refusals.CONSTANT_ROW
+    if isinstance(fact, PageEntry):
+        return page_fault(site, pool, fact, getattr(owner, "split", ()), access.full, access.drops, write)
+    entries = [bound_input.entry for bound_input in site.prover.bound.inputs]
+    if any(isinstance(entry, PageTable) and pool.group in entry.names for entry in entries):
+        return refusals.NO_PAGE
+    if not isinstance(fact, SlotEntry) or pool.inner != fact.stride:
+        return refusals.NO_SLOT if pool.inner == 1 else refusals.NO_MERGED_SLOT
+    fault = map_fault(site, pool, fact, access.full, access.drops, write)
+    return fault or device_fault(site, pool, fact, owner, access)
+
+
+def row_fault(site: Site, text: RefusalText, pool: PoolRows, index: Value, full: tuple[int, ...], write: bool) -> Mixed:
+    """Refuse an access; one index into several pools gives one fault, also of an unused result for bounds."""
+    text = advice.of_rows(site, text, pool, index, full, write)
+    violation = replace(site.violation(*text), fault=index.number or None)
+    if text.kind in (ViolationKind.BOUNDS, ViolationKind.CONSTANT):
+        site.prover.violations.append(violation)
+    return Mixed(violation)
 
 
 def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[int, ...], write: bool) -> None:

@@ -271,8 +271,9 @@ def _clipped(site: Site, x: Value, low: int | None, high: int | None) -> _FactAn
     fact, lanes = x.fact, site.prover.bound.lanes
     if low is not None and low > 0:
         return None
-    if isinstance(fact, SegmentIds):
-        return (replace(fact, padding="lane"), (0, lanes - 1)) if high == lanes - 1 else None
+    if isinstance(fact, SegmentIds | LaneOfToken):
+        padding = "none" if fact.padding == "none" else "lane"
+        return (replace(fact, padding=padding), (0, lanes - 1)) if high == lanes - 1 else None
     token_of = fact if isinstance(fact, OwnTokens) and fact.rows.packed else token_of_lane(fact)
     tokens = None if token_of is None else site.prover.bound.layouts[token_of.layout]
     if token_of is not None and tokens is not None and (high is None or high >= tokens - 1):
@@ -532,35 +533,33 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
     return None if bound is None else _as_result(site, single(bound, by))
 
 
-def _static_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    """Return a slice's fact; only masks of neighbours may have a stride."""
-    starts, steps = site.params["start_indices"], site.params["strides"]
+def places_of(site: Site, axis: int) -> tuple[int, int]:
+    """Return the first index and the step along an axis, of a slice or of the opposite order."""
+    if site.name == "rev":
+        return (site.shape[axis] - 1, -1) if axis in site.params["dimensions"] else (0, 1)
+    steps = site.params["strides"]
+    return int(site.params["start_indices"][axis]), 1 if steps is None else int(steps[axis])
+
+
+def _part(site: Site, operands: list[Value]) -> _FactAndBounds | None:
+    """Return the fact of a part; only masks of neighbours may have a stride."""
     fact = operands[0].fact
-    if steps is not None and any(step != 1 for step in steps):
-        if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
+    if isinstance(fact, WithinLane):
+        if fact.axis is None or fact.window is not None:
             return None
-        fact, by = replace(fact, shift=fact.shift + fact.stride * starts[fact.axis]), steps[fact.axis]
-        return replace(fact, stride=1 if site.shape[fact.axis or 0] == 1 else fact.stride * by), None
+        first, step = places_of(site, fact.axis)
+        stride = 1 if site.shape[fact.axis] == 1 else fact.stride * step
+        return replace(fact, shift=fact.shift + fact.stride * first, stride=stride), None
+    if site.name == "rev" or any(step != 1 for step in site.params["strides"] or ()):
+        return None
+    starts = site.params["start_indices"]
     if isinstance(fact, SegmentIds | ShiftedIds):
         return _shifted(fact, int(starts[fact.axis])), None
-    if isinstance(fact, WithinLane) and fact.axis is not None and fact.window is None:
-        stride = 1 if site.shape[fact.axis] == 1 else fact.stride
-        return replace(fact, shift=fact.shift + fact.stride * int(starts[fact.axis]), stride=stride), None
     if isinstance(fact, Mask):
         mask = mapped(fact, sliced(site.shape, starts))
         return None if mask is None else (mask, None)
     index = sum_of(operands[0])
     return None if index is None else _as_result(site, sliced(site.shape, starts)(index))
-
-
-def _reversed(site: Site, operands: list[Value]) -> _FactAndBounds | None:
-    fact = operands[0].fact
-    if not isinstance(fact, WithinLane) or fact.axis is None or fact.window is not None:
-        return None
-    if fact.axis not in site.params["dimensions"]:
-        return fact, None
-    last = site.shape[fact.axis] - 1
-    return replace(fact, shift=fact.shift + fact.stride * last, stride=-fact.stride if last else 1), None
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -629,8 +628,8 @@ _RULES: dict[str, Callable[[Site, list[Value]], _FactAndBounds | None]] = {
     "scatter-add": _counted_entries,
     "gather": _gathered,
     "dynamic_slice": _dynamic_slice,
-    "slice": _static_slice,
+    "slice": _part,
     "pad": _padded,
     "concatenate": _joined,
-    "rev": _reversed,
+    "rev": _part,
 }

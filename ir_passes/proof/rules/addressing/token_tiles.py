@@ -21,11 +21,11 @@ from ir_passes.proof.rules.addressing.index_sums import (
     in_lane,
     is_never_negative,
     lane_number,
-    lanes_in,
     single,
     sum_of,
     total,
 )
+from ir_passes.proof.rules.addressing.lane_guesses import starts_of_lanes
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
 
@@ -36,11 +36,11 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
         place, filler, conditions = cases[when].fact, cases[not when], conditions_of(mask.fact, when)
         if not conditions or not isinstance(place, IndexSum) or place.below is not None or filler.range is None:
             continue
-        for lane in lanes_in(conditions):
-            tokens, axis = site.prover.bound.layouts[lane[0].layout], lane[0].axis
+        for start in starts_of_lanes(conditions):
+            tokens, axis = site.prover.bound.layouts[start.layout], start.axis
             is_past = tokens is not None and filler.range[0] >= tokens
-            if axis is not None and _has_all_lanes(site, lane[0]) and is_past and in_lane(place, lane, conditions):
-                return OwnTokens(lane[0].layout, LaneRows(axis))
+            if axis is not None and _has_all_lanes(site, start) and is_past and in_lane(place, start, conditions):
+                return OwnTokens(start.layout, LaneRows(axis))
     return None
 
 
@@ -92,13 +92,13 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         place, layout = _token_of_element(case)
         if place is None:
             continue
-        for lane in lanes_in(conditions):
-            is_all, number = _has_all_lanes(site, lane[0]), lane_number(lane[0])
+        for start in starts_of_lanes(conditions):
+            is_all, number = _has_all_lanes(site, start), lane_number(start)
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
-            if lane[0].layout != layout or not (is_all or is_one) or not in_lane(place, lane, conditions):
+            if start.layout != layout or not (is_all or is_one) or not in_lane(place, start, conditions):
                 continue
             is_one = is_one or site.prover.bound.lanes == 1
-            lane_owner = OneLane(number or 0) if is_one else LaneRows(lane[0].axis or 0)
+            lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0)
             owner = site.join(lane_owner, mask.owner, other.owner)
             if not isinstance(owner, Mixed):
                 return result.replace(owner=owner, fact=None)

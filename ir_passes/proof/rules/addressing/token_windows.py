@@ -279,24 +279,14 @@ def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: li
     return _with_span(site, result, span, length) if is_in_line else result
 
 
-def sliced(site: Site, operands: list[Value], result: Value) -> Value:
+def in_line(site: Site, operands: list[Value], result: Value) -> Value:
+    """Return the tokens of a slice, or in the opposite order."""
     span = _span(site, operands[0], None, 0)
     if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
         return result
-    start, steps = site.params["start_indices"][span.axis], site.params["strides"]
-    step = 1 if steps is None else steps[span.axis]
-    span = replace(span, start=span.start + span.stride * start, stride=span.stride * step)
+    first, step = token_layout.places_of(site, span.axis)
+    span = replace(span, start=span.start + span.stride * first, stride=span.stride * step)
     return _with_span(site, result, span, site.shape[span.axis or 0])
-
-
-def reversed_tokens(site: Site, operands: list[Value], result: Value) -> Value:
-    span = _span(site, operands[0], None, 0)
-    if not isinstance(result.owner, Mixed) or span is None or span.axis is None:
-        return result
-    length = site.shape[span.axis]
-    if span.axis in site.params["dimensions"]:
-        span = replace(span, start=span.start + span.stride * (length - 1), stride=-span.stride)
-    return _with_span(site, result, span, length)
 
 
 def padded(site: Site, operands: list[Value], result: Value) -> Value:

@@ -54,26 +54,20 @@ def bits_of(array: Any) -> np.ndarray:
     return wide.view(np.uint64) if wide.dtype == np.float64 else wide.astype(np.int64 if wide.itemsize < 8 else None)
 
 
-def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray, np.ndarray]]:
-    """Return (dtype, values, converted, converted back) by XLA without elided conversions."""
+def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
+    """Return (dtype, values, converted) by XLA."""
     values = every(source)
-
-    def all_of(x: jax.Array) -> list[tuple[jax.Array, jax.Array]]:
-        converted_values = [lax.optimization_barrier(lax.convert_element_type(x, target)) for target in DTYPES]
-        return [(each, lax.convert_element_type(each, source)) for each in converted_values]
-
-    for target, (results, returned) in zip(DTYPES, jax.device_get(jax.jit(all_of)(values)), strict=True):
-        yield target, values, np.asarray(results), np.asarray(returned)
+    all_of = jax.jit(lambda x: [lax.convert_element_type(x, target) for target in DTYPES])
+    for target, results in zip(DTYPES, jax.device_get(all_of(values)), strict=True):
+        yield target, values, np.asarray(results)
 
 
 @pytest.mark.parametrize("source", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
 def test_conversions(source: str) -> None:
-    """The table's exact and finite conversions are so in XLA."""
+    """The table's finite conversions are so in XLA."""
     with jax.enable_x64(True):
-        for target, values, results, returned in converted(source):
+        for target, values, results in converted(source):
             old, new = jnp.dtype(source), jnp.dtype(target)
-            if conversions.reversible(old, new):
-                assert (bits_of(values) == bits_of(returned)).all(), (source, target)
             if source in FLOATS and target in FLOATS and conversions.stays_finite(old, new):
                 finite = np.isfinite(numbers(values))
                 assert np.isfinite(numbers(results)[finite]).all(), (source, target)
@@ -82,10 +76,7 @@ def test_conversions(source: str) -> None:
                     assert (numbers(results[numbers(values) == number]) == number).all()
 
 
-def test_conversions_that_lose_nothing_are_known() -> None:
-    exact = "bool int8, int8 int32, uint8 int16, int8 bfloat16, int4 float8_e4m3fn, int16 float32, int32 float64"
-    for source, target in (pair.split() for pair in exact.split(", ")):
-        assert conversions.reversible(jnp.dtype(source), jnp.dtype(target)), (source, target)
+def test_conversions_that_stay_finite_are_known() -> None:
     finite = "bfloat16 float32, float16 bfloat16, float8_e4m3fn float16, int16 float16, uint64 bfloat16, float32 int8"
     for source, target in (pair.split() for pair in finite.split(", ")):
         assert conversions.stays_finite(jnp.dtype(source), jnp.dtype(target)), (source, target)
@@ -239,10 +230,11 @@ def test_kept_rows_after_two_conversions(source: str) -> None:
             (value,) = applied(forward, [array], [Value(LaneRows(0), Number(1002), intact=row)], idle="length")
             (returned,) = applied(backward, [np.zeros((2, 2), jnp.dtype(target))], [value], idle="length")
             assert value.intact != row or (source in INTEGERS and target in INTEGERS)
-            assert (returned.intact == row) == conversions.reversible(jnp.dtype(source), jnp.dtype(target)), (
-                source,
-                target,
-            )
+            is_wider = source in INTEGERS and target in INTEGERS
+            if is_wider:
+                old, new = jnp.iinfo(source), jnp.iinfo(target)
+                is_wider = new.min <= old.min and old.max <= new.max
+            assert (returned.intact == row) == is_wider, (source, target)
 
 
 BOUNDS = (0, 1), (0, 6), (0, 119), (0, 127), (0, 128), (0, 255), (0, 256), (-1, 5)

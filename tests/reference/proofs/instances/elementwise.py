@@ -137,7 +137,6 @@ BUILDERS: dict[str, Builder] = {
     "polynomial": lambda o: PRIMITIVES["polynomial"].bind(*o.alike(o.layout(), *["float32"] * 3)),
     "reduce_precision": lambda o: lax.reduce_precision(o.any()[0], exponent_bits=5, mantissa_bits=4),
     "round": lambda o: lax.round(o.any()[0], o.one_of(*lax.RoundingMethod)),
-    "regularized_incomplete_beta": _three("regularized_incomplete_beta"),
     "threefry2x32": _words("threefry2x32", 4),
     "threefry4x32": _words("threefry4x32", 8),
     "philox2x32": _words("philox2x32", 3),

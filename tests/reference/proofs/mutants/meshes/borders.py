@@ -10,7 +10,7 @@ from zoo.program import HIDDEN, LANES, SLOTS, VALUE, normal, slot_map, weight
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 
-SHARDED, SENT, SIZE = "sharded rows and heads", "sharded rows sent and back", 4
+SHARDED, SIZE = "sharded rows and heads", 4
 ROWS = LaneContract(inputs=(Shared(), Pool("seq"), Lane(), Lane(role="length")), outputs=(Lane(), Pool("seq")))
 SLOTTED = LaneContract(inputs=(Shared(), Pool("seq"), SlotMap("seq", SLOTS), Lane()), outputs=(Lane(), Pool("seq")))
 
@@ -111,12 +111,12 @@ def reversed_by_devices(w, state, x, lengths):
 MUTANTS = (
     wrong(SHARDED, "exchanged-by-counts", "JAX",
         "rows are sent to other devices by run-time counts, and taken for the lanes' own",
-        over_rows(exchanged_by_counts, check_vma=False), Kind.COLLECTIVE, evidence=Evidence.TRACED),
-    wrong(SENT, "passed-on-twice", "JAX", "what was sent to the next device goes on instead of back",
+        over_rows(exchanged_by_counts, check_vma=False), Kind.UNKNOWN, evidence=Evidence.TRACED),
+    wrong(SHARDED, "passed-on-twice", "JAX", "what was sent to the next device goes on instead of back",
         over_rows(passed_on_twice, data=4), Kind.COLLECTIVE, Kind.CROSS_LANE),
-    wrong(SENT, "met-while-away", "JAX", "lanes that were sent to another device meet those of that device",
+    wrong(SHARDED, "met-while-away", "JAX", "lanes that were sent to another device meet those of that device",
         over_rows(met_while_away), Kind.COLLECTIVE, Kind.CROSS_LANE),
-    wrong(SENT, "turned-while-away", "JAX", "lanes that were exchanged piece by piece come back in another order",
+    wrong(SHARDED, "turned-while-away", "JAX", "lanes that were exchanged piece by piece come back in another order",
         over_rows(half_sent_back), Kind.COLLECTIVE, Kind.CROSS_LANE),
     wrong(SHARDED, "reversed-by-devices", "JAX",
         "lanes are reversed on each device, and those of all devices are reversed back", reversed_by_devices,

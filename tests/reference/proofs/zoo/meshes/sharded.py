@@ -71,16 +71,6 @@ def next_device(count: int) -> list[tuple[int, int]]:
     return [(device, (device + 1) % count) for device in range(count)]
 
 
-def sent_rows(w, state, x, lengths):
-    """Each device sends inputs to the next device and receives the results."""
-    count = lax.axis_size("data")
-    moved = jnp.tanh(lax.ppermute(x, "data", next_device(count)))
-    x = lax.ppermute(moved, "data", [(target, source) for source, target in next_device(count)])
-    pieces = lax.all_to_all(x, "data", 0, 0, tiled=True)
-    x = lax.all_to_all(jnp.sin(pieces), "data", 0, 0, tiled=True)
-    return local_rows(w, state, x, lengths)
-
-
 def over_rows(local: Callable[..., Any], check_vma: bool = True, data: int = 2) -> Callable[..., Any]:
     """`local` on `data` by two devices."""
 
@@ -101,7 +91,6 @@ def slots_step(w, state, slots, x):
 PROGRAMS = (
     Program("sharded rows and heads", over_rows(local_rows), ROWS, draw),
     Program("sharded rows and heads, a lane on each", over_rows(local_rows, data=LANES), ROWS, draw),
-    Program("sharded rows sent and back", over_rows(sent_rows), ROWS, draw),
     Program("sharded rows, scattered sum", over_rows(scattered_rows, check_vma=False), ROWS, draw),
     Program("sharded heads behind a slot map", slots_step, SLOTTED, draw_slots),
 )

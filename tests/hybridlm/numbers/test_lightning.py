@@ -1,6 +1,7 @@
 """Ling 2.5 with lightning attention and limits of SwiGLU against a float64 forward of its equations."""
 
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -18,7 +19,7 @@ NEW = 12
 
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    limits = {
+    limits: dict[str, Any] = {
         "expert_swiglu_limit_list": [0, 0.3, 0, 0.3, 0.2, 0],
         "share_expert_swiglu_limit_list": [0, 0, 0.2, 0.3, 0, 0],
     }

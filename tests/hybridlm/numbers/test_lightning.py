@@ -8,6 +8,7 @@ import pytest
 from comparison import check_logits, check_logprobs, padded
 from float64_delta import Float64DeltaModel
 from random_checkpoint import write_random_checkpoint
+from with_head import head_logits, load_with_head
 
 import hybridlm
 
@@ -20,10 +21,10 @@ NEW = 12
 @pytest.fixture(scope="module")
 def directory(tmp_path_factory: pytest.TempPathFactory) -> Path:
     limits: dict[str, Any] = {
-        "expert_swiglu_limit_list": [0, 0.3, 0, 0.3, 0.2, 0],
-        "share_expert_swiglu_limit_list": [0, 0, 0.2, 0.3, 0, 0],
+        "expert_swiglu_limit_list": [0, 0.3, 0, 0.3, 0.2, 0, 0.2],
+        "share_expert_swiglu_limit_list": [0, 0, 0.2, 0.3, 0, 0, 0.3],
     }
-    return write_random_checkpoint("ling_lightning", tmp_path_factory.mktemp("ling"), **limits)
+    return write_random_checkpoint("ling_lightning", tmp_path_factory.mktemp("ling"), head=True, **limits)
 
 
 @pytest.fixture(scope="module")
@@ -48,6 +49,15 @@ def test_logits_of_every_position(lm: hybridlm.LM, logits: list[np.ndarray]) -> 
     for prompt, row, expected in zip(PROMPTS, batch, logits, strict=True):
         where = f"prompt of {len(prompt)} tokens"
         assert not check_logits(row[: len(prompt)], expected.astype(np.float32), where, TOLERANCE)
+
+
+@pytest.mark.slow
+def test_logits_of_the_prediction_head(directory: Path) -> None:
+    """Behind each token but the first, with limits of its experts."""
+    model, prompts = Float64DeltaModel(directory), PROMPTS[1:]
+    for prompt, row in zip(prompts, head_logits(load_with_head(directory), prompts), strict=True):
+        expected = model.prediction(prompt).astype(np.float32)
+        assert not check_logits(row, expected, f"prompt of {len(prompt)} tokens", TOLERANCE)
 
 
 @pytest.mark.slow

@@ -30,7 +30,7 @@ def test_weights_of_float32_are_float32_here(name: str, tmp_path: Path) -> None:
         tensors |= load_file(file)
     for key, values in tensors.items():
         if values.dtype.kind != "i":
-            tensors[key] = np.float32(values) * np.float32(1 + 2**-12)
+            tensors[key] = values.astype(np.float32) * np.float32(1 + 2**-12)
     save_file(tensors, tmp_path / "model.safetensors", {"format": "pt"})
     shutil.copy(GOLDEN / name / "config.json", tmp_path)
     model = AutoModelForCausalLM.from_pretrained(tmp_path, dtype=torch.bfloat16)

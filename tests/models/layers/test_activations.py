@@ -20,7 +20,7 @@ def test_silu_matches_float64() -> None:
 @pytest.mark.parametrize("of_silu", [False, True])
 def test_bounds_are_before_or_after_the_activation(of_silu: bool) -> None:
     """Gates have an upper bound alone, the other inputs both."""
-    gate, up = np.meshgrid(np.array([-20.0, -3.0, 0.5, 2.0, 9.0], np.float32), np.float32([-9, -1, 0.5, 9]))
+    gate, up = np.meshgrid(np.array([-20.0, -3.0, 0.5, 2.0, 9.0], np.float32), np.array([-9, -1, 0.5, 9], np.float32))
     least = gate.astype(np.float64) if of_silu else np.minimum(gate.astype(np.float64), 2.5)
     factor = least / (1 + np.exp(-least))
     want = (np.minimum(factor, 2.5) if of_silu else factor) * np.clip(up, -2.5, 2.5)

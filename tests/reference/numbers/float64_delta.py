@@ -191,12 +191,23 @@ class Float64DeltaModel(Float64Checkpoint):
 
     def forward(self, tokens: Sequence[int]) -> np.ndarray:
         """Logits [T, V] of every position."""
+        return self._hidden(tokens) @ self.tensors["lm_head.weight"].T
+
+    def prediction(self, tokens: Sequence[int]) -> np.ndarray:
+        """Logits [T - 1, V] of Ling's prediction head behind each token but the first."""
+        layer, before = f"model.layers.{self.config['num_hidden_layers']}", self._hidden(tokens)[:-1]
+        embedded = self.tensors["model.word_embeddings.weight"][np.asarray(tokens[1:])]
+        pair = np.concatenate([self._norm(embedded, f"{layer}.enorm"), self._norm(before, f"{layer}.hnorm")], axis=-1)
+        x = self._ling_layer(layer, pair @ self.tensors[f"{layer}.eh_proj.weight"].T)
+        return self._norm(x, f"{layer}.final_layernorm") @ self.tensors["lm_head.weight"].T
+
+    def _hidden(self, tokens: Sequence[int]) -> np.ndarray:
+        """Normed hidden states [T, H]."""
         ling = self.config["model_type"] == "bailing_hybrid"
         x = self.tensors["model.word_embeddings.weight" if ling else "model.embed_tokens.weight"][np.asarray(tokens)]
         for index in range(self.config["num_hidden_layers"]):
             x = (self._ling_layer if ling else self._olmo_layer)(f"model.layers.{index}", x)
-        x = rms_norm(x, self.tensors["model.norm.weight"], self.config["rms_norm_eps"])
-        return x @ self.tensors["lm_head.weight"].T
+        return self._norm(x, "model.norm")
 
     def _norm(self, x: np.ndarray, *names: str) -> np.ndarray:
         """Norm by the first of several names that the file has."""

@@ -476,10 +476,7 @@ class LM(OneHolder):
             logits: False needs the memory of one block.
             chunk: tokens that run together; None for the steps of `score`. Others round differently.
         """
-        self.text_model.require_vocabulary_head()
-        self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, self.params)
-        return forward(self.engine, flat, tokens, embeddings, state, return_states, logits, chunk)
+        return forward(self.engine, self._in_order(params), tokens, embeddings, state, return_states, logits, chunk)
 
     def logits(self, hidden: Any, *, params: Mapping[str, jax.Array] | None = None) -> jax.Array:
         """Compute logits by the final norm and the vocabulary head (a logit lens).
@@ -494,10 +491,13 @@ class LM(OneHolder):
         Returns:
             float32 [.., vocab], all rows at once in memory.
         """
+        return head_logits(self.engine, self._in_order(params), hidden)
+
+    def _in_order(self, params: Mapping[str, jax.Array] | None) -> tuple[Any, ...]:
+        """Return parameters in the model's order; raises ValueError without a vocabulary head."""
         self.text_model.require_vocabulary_head()
         self.engine.require_parameters()
-        flat = in_order(self.params if params is None else params, self.params)
-        return head_logits(self.engine, flat, hidden)
+        return in_order(self.params if params is None else params, self.params)
 
     def prefix(self, tokens: str | Sequence[int]) -> Prefix:
         """Prefill a common prefix once, for `generate`, `stream`, `score` and `submit`.

@@ -27,7 +27,7 @@ from hybridlm.checkpoint import (
     resolve,
 )
 from hybridlm.checkpoint.generation_config import NAME, read_generation
-from hybridlm.checkpoint.given_tensors import NAMES, content_fingerprint, given_checkpoint, imported
+from hybridlm.checkpoint.given_tensors import NAMES, WHERE, content_fingerprint, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import family_of_model
 from hybridlm.devices.placement import Placement
@@ -37,7 +37,6 @@ from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
-WHERE = "params"
 
 
 @dataclass(frozen=True)
@@ -120,7 +119,7 @@ def checked_update(source: NewWeights, model: ModelWeights, partial_update: bool
             name for name, value in source.items() if isinstance(value, Array) and _is_in_place(value, model, name)
         }
         return _parameter_update(arrays, in_place, model, partial_update)
-    family, checkpoint = model.family, given_checkpoint(arrays, WHERE)
+    family, checkpoint = model.family, given_checkpoint(arrays)
     if partial_update:
         family = replace(family, weights=partial(_weights_of, family, frozenset(map(family.canonical, arrays))))
     names = tuple(dotted(choice.weight.path) for choice in check(checkpoint, family, model.config).choices)
@@ -226,7 +225,7 @@ def _parameter_update(
     host = {name: array for name, array in arrays.items() if name not in in_place}
     weights = partial(_weights_by_path, model.family, frozenset(host))
     family = replace(model.family, weights=weights, skipped=(), prefixes=(), root="")
-    checkpoint = given_checkpoint(host, WHERE)
+    checkpoint = given_checkpoint(host)
 
     def read(names: tuple[str, ...]) -> dict[str, Array]:
         copied = _read(checkpoint, family, model, names) if host.keys() & set(names) else {}

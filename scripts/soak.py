@@ -205,15 +205,9 @@ def main() -> None:
         print(f"{name:20} {soak.seen[name]:9d}")
     for name, lm in (("steps", soak.few), ("sanitized steps", soak.sanitized), ("cached steps", soak.cached)):
         print(f"{name:20} {lm.stats['steps']:9d}")
-    soak.wrong += [f"nothing is shown: 0 {name}" for name in EVENTS if not soak.seen[name]]
-    sizes.append(resident())
-    print(f"{minutes:.1f} minutes, {options.lanes} lanes, seed {options.seed}, jax {jax.__version__}")
-    for name in sorted(soak.seen):
-        print(f"{name:20} {soak.seen[name]:9d}")
-    for name, lm in (("steps", soak.lm), ("sanitized steps", soak.sanitized), ("cached steps", soak.cached)):
-        print(f"{name:20} {lm.stats['steps']:9d}")
     for name in ("prefix_hits", "prefix_spills", "prefix_evictions"):
         print(f"{name.replace('_', ' '):20} {soak.cached.stats[name]:9d}")
+    soak.wrong += [f"nothing is shown: 0 {name}" for name in EVENTS if not soak.seen[name]]
     sizes.append(resident())
     print(f"resident memory, MB, at each part of the time: {' '.join(f'{size / 1e6:.0f}' for size in sizes)}")
     for line in soak.wrong:

@@ -16,7 +16,7 @@ from hybridlm.target_report.step_report import Floor
 from ir_passes.targets import local_target
 
 DEFAULT_SQUARE = 2048
-DEFAULT_REPEATS = 7
+REPEATS = 7
 
 
 @dataclass(frozen=True)
@@ -35,11 +35,11 @@ def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> Machine
     return MachineLimits(_read(read), _multiply(jnp.float32, square), _multiply(jnp.bfloat16, square))
 
 
-def best_seconds(run: Callable[[], Any], repeats: int = DEFAULT_REPEATS) -> float:
+def best_seconds(run: Callable[[], Any]) -> float:
     """Return the shortest time of `run`, after a warm-up."""
     run()
     times = []
-    for _ in range(repeats):
+    for _ in range(REPEATS):
         start = time.perf_counter()
         run()
         times.append(time.perf_counter() - start)

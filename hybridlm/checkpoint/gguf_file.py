@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, listed
 from hybridlm.checkpoint.tensor_file import MappedFile
-from hybridlm.gguf_files import GgufHeader, NamedTensor, companions, named_tensors, read_architecture, read_header
+from hybridlm.gguf_files import GgufHeader, NamedTensor, named_tensors, read_architecture, read_header
 from hybridlm.quantised import GroupedTensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from hybridlm.quantised.shapes import TensorInfo
@@ -52,10 +52,6 @@ class GgufFile(MappedFile):
 
 def is_gguf(path: str | os.PathLike[str]) -> bool:
     return Path(path).suffix.lower() == ".gguf" and Path(path).is_file()
-
-
-def gguf_companions(path: str | os.PathLike[str]) -> dict[str, bytes]:
-    return {name: text.encode() for name, text in companions(read_header(path)).items()}
 
 
 def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:

@@ -18,6 +18,8 @@ from hybridlm.checkpoint.tensor_file import TensorFile
 from hybridlm.quantised import GroupedTensors, QuantisationSettings
 from hybridlm.quantised.shapes import TensorInfo
 
+WHERE = "params"
+"""Name of the arrays in messages."""
 NAMES = {kind: name for name, kind in READABLE.items()}
 """NumPy's dtype -> its name in the format."""
 
@@ -32,23 +34,23 @@ class GivenTensors(TensorFile):
         tensors: dtypes other than floats of 16 or 32 bits have NumPy's names.
     """
 
-    def __init__(self, arrays: Mapping[str, Any], where: str):
+    def __init__(self, arrays: Mapping[str, Any]):
         self._arrays = arrays
         tensors = dict[str, TensorInfo]()
         for name, array in arrays.items():
             dtype, shape = np.dtype(array.dtype), tuple(array.shape)
             tensors[name] = TensorInfo(NAMES.get(dtype, dtype.name), shape, 0, dtype.itemsize * int(np.prod(shape)))
-        super().__init__(Path(where), MappingProxyType(tensors))
+        super().__init__(Path(WHERE), MappingProxyType(tensors))
 
     def read(self, name: str) -> np.ndarray:
         """Return an array on the host, perhaps in the caller's memory."""
         return np.asarray(jax.device_get(self._arrays[name]))
 
 
-def given_checkpoint(arrays: Mapping[str, Any], where: str) -> CheckpointDirectory:
-    file = GivenTensors(arrays, where)
+def given_checkpoint(arrays: Mapping[str, Any]) -> CheckpointDirectory:
+    file = GivenTensors(arrays)
     plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
-    return CheckpointDirectory(Path(where), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
+    return CheckpointDirectory(Path(WHERE), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
 
 
 def imported(tensor: Any) -> np.ndarray | jax.Array:

@@ -64,9 +64,9 @@ def naming(path: Path, only: Sequence[int] | None = None) -> Iterator[None]:
 
 
 @contextmanager
-def replacing(output: Path, input: Path | None = None) -> Iterator[TextIO]:
+def replacing(output: Path) -> Iterator[TextIO]:
     """Open a text file (bytes: `buffer`) for a whole output; raises as `replaceable`."""
-    output = replaceable(output, input)
+    output = replaceable(output)
     # Errors in the caller's block may concern other files; only a full disk surely concerns this one.
     with naming(output, NO_ROOM), whole_file(output) as raw:
         file = io.TextIOWrapper(raw, encoding="ascii", newline="\n")

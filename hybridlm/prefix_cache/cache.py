@@ -138,19 +138,15 @@ class PrefixCache:
             if node.state is not None and node.state.state is not None:
                 self._memory.discard(self._drop(node.state.state) or ())
 
-    def cached_length(self, prompt: Sequence[int], start: Snapshot | None) -> int:
-        """Return the tokens that a prompt would skip now."""
-        with self._lock:
-            node = self._tree.deepest(prompt, len(prompt) - 1)
-        return max(0 if node is None else node.position, 0 if start is None else start.position)
-
     def should_wait(self, prompt: Sequence[int], reading: Sequence[ActiveSequence]) -> bool:
         """Whether to wait until a prefill has cached a common prefix of a chunk.
 
         Args:
             reading: prompts in prefill; they get a stop at the end of the common prefix.
         """
-        cached, tokens = self.cached_length(prompt, None), tuple(prompt)
+        with self._lock:
+            node = self._tree.deepest(prompt, len(prompt) - 1)
+        cached, tokens = 0 if node is None else node.position, tuple(prompt)
         for other in reading:
             shared = min(common_length(tokens, other.prompt), len(tokens) - 1)
             meets = max((stop for stop in other.stops if stop <= shared), default=0)

@@ -23,7 +23,7 @@ from ir_passes.contract.statements import MeasuredFault
 from ir_passes.files.loaded_code import patched_code
 from ir_passes.xla_audit.findings import Finding
 from models import Decoder, DecoderConfig, MtpDecoder
-from models.decoder.decoder import BranchConfig
+from models.decoder.decoder import BranchConfig, lane_info
 from models.mixers.ngram_embedding import NgramEmbeddingConfig
 from models.sharding.devices import Devices
 from models.state.pages import kv_blocks
@@ -98,7 +98,7 @@ def _measured(model: Decoder, tokens: int) -> tuple[Finding, ...]:
     def verified(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:
         model = nnx.merge(graph, params)
         hidden, pending = model(tokens, lanes.lengths, lanes.positions, state, blocks, verifying=True)
-        return hidden, model.commit(pending, tokens, lanes.accepted, lanes.positions, state, blocks)
+        return hidden, model.commit(pending, lane_info(tokens, lanes.accepted, lanes.positions, blocks), state)
 
     @partial(jax.jit, compiler_options=options)
     def ordinary(params: Any, tokens: Any, lanes: Any, state: tuple) -> tuple[Any, tuple]:

@@ -77,6 +77,7 @@ class Programs:
         config: measures the state after verifying steps, if given.
 
     Attributes:
+        certified: False for steps that run as traced.
         on_compile: called by the compiling thread before each compilation.
         prepared: steps requested from `prepare`, by the caller's description.
         use_store: False in tests that replace parts of steps.
@@ -98,7 +99,8 @@ class Programs:
         self.structure, self.placement = structure, placement
         self.config = config
         self.certify: Certify = certify
-        self.settings = JaxSettings(donates=certify != "off")
+        self.certified = certify != "off"
+        self.settings = JaxSettings(donates=self.certified)
         self._warned_not_audited = False
         self.origins: dict[AnyShape, Origin] = {}
         self.on_compile: Callable[[], None] | None = None
@@ -315,7 +317,7 @@ class Programs:
         Raises:
             AuditError: a verifying step would keep another state than after the accepted tokens.
         """
-        if self.config is None or self.certify == "off" or not isinstance(shape, Shape) or shape.step != "verify":
+        if self.config is None or not self.certified or not isinstance(shape, Shape) or shape.step != "verify":
             return (), ()
         with jax_private.without_compilation_cache():
             findings = kept_state_findings(self.config, self.placement.devices, self.structure, shape.tokens)
@@ -330,7 +332,7 @@ class Programs:
     def _warn_not_audited(self, shape: AnyShape, certificate: Certificate) -> None:
         """Warn once that programs are not audited."""
         with self._lock:
-            if self.certify == "off" or certificate.not_audited is None or self._warned_not_audited:
+            if not self.certified or certificate.not_audited is None or self._warned_not_audited:
                 return
             self._warned_not_audited = True
         _log.warning(

@@ -66,6 +66,7 @@ class Runner(ABC):
     Attributes:
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
         checks_rows: the engine checks the holders of rows after every step.
+        certified: as of `Programs`; False for sanitized steps.
         decisions: commands and decisions shared with other processes.
     """
 
@@ -75,12 +76,7 @@ class Runner(ABC):
 
     def __init__(self, programs: Programs, placement: Placement):
         self.programs, self.placement, self.decisions = programs, placement, Decisions()
-        self.settings = programs.settings
-
-    @property
-    def certified(self) -> bool:
-        """False for steps that run as traced."""
-        return self.programs.certify != "off"
+        self.settings, self.certified = programs.settings, programs.certified
 
     @abstractmethod
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

@@ -39,7 +39,7 @@ class Sanitizer(Runner):
 
     def __init__(self, programs: Programs, placement: Placement) -> None:
         super().__init__(programs, placement)
-        self.steps = 0
+        self.certified, self.steps = False, 0
         self._ledger = RowLedger()
         self._numbers: weakref.WeakKeyDictionary[Any, int] = weakref.WeakKeyDictionary()
         self._next = itertools.count(1)
@@ -47,10 +47,6 @@ class Sanitizer(Runner):
             weakref.WeakKeyDictionary()
         )
         self._sanitized: dict[Any, Sanitized] = {}
-
-    @property
-    def certified(self) -> bool:
-        return False
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:

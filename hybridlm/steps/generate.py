@@ -184,9 +184,9 @@ def propose_mtp_drafts(
         # convert the whole embedding to float32 for a few rows.
         hidden, token = lax.optimization_barrier((hidden, token))
         position = start + place
-        residual, rows = model.mtp_forward(
-            token[:, None], hidden[:, None], length, position, rows, inputs.batch.kv_blocks, slots, inputs.batch.pages
-        )
+        tokens, pages = token[:, None], inputs.batch.pages
+        info = lane_info(tokens, length, position, inputs.batch.kv_blocks, slots=slots, pages=pages)
+        residual, rows = model.mtp_forward(tokens, hidden[:, None], info, rows)
         hidden = residual[:, 0]
         logits = vocabulary.whole(model.logits(hidden))
         if processor is not None:

@@ -19,6 +19,7 @@ from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens, finish_step, sa
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows, Step, Structure
 from models import Decoder
+from models.decoder.decoder import lane_info
 from models.state.rows import take_rows
 
 
@@ -45,7 +46,8 @@ def verify_step(structure: Structure, top: int | None, processor: LogitsProcesso
         sampled = _sample_after_each(model, hidden, tokens, inputs, top, processor)
         assert inputs.drafts is not None, "a step that verifies has drafts"
         accepted = accept(tokens, sampled.token, lengths, inputs.drafts)
-        layers = model.commit(pending, tokens, accepted, positions, rows.layers, kv_blocks, slots)
+        info = lane_info(tokens, accepted, positions, kv_blocks, slots=slots)
+        layers = model.commit(pending, info, rows.layers)
         last = jnp.where(accepted > 0, accepted - 1, 0)[:, None]
         token = jnp.take_along_axis(sampled.token, last, axis=1, mode="fill")[:, 0]
         rows = Rows(layers, rows.token)

@@ -63,8 +63,7 @@ class _Namespace(jinja2.utils.Namespace):
     """`namespace()` without underscore names: jinja2 would pass them to Python."""
 
     def __setitem__(self, name: str, value: Any) -> None:
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
+        _require_safe(name)
         super().__setitem__(name, value)
 
 
@@ -86,10 +85,14 @@ def _raise_exception(message: str) -> None:
     raise jinja2.TemplateError(message)
 
 
+def _require_safe(name: Any) -> None:
+    if isinstance(name, str) and name.startswith("_"):
+        raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
+
+
 def _namespace(*args: Any, **kwargs: Any) -> _Namespace:
     for name in dict(*args, **kwargs):
-        if isinstance(name, str) and name.startswith("_"):
-            raise jinja2.exceptions.SecurityError(f"attribute {name!r} of a namespace is unsafe")
+        _require_safe(name)
     return _Namespace(*args, **kwargs)
 
 

@@ -6,7 +6,7 @@ More than 300 lines: a decoder, its layers and their branches with their configs
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, runtime_checkable
+from typing import Any, Protocol, Self, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -47,13 +47,12 @@ class BranchConfig(Protocol):
 
 
 @dataclass(frozen=True)
-class PostNorm:
-    """A branch `x += norm(inner(x))`, or with `in_front` `x += norm(inner(norm(x)))` (sandwich norm)."""
+class Wrapped:
+    """A branch with another place of its norm or sum, which `Branch` computes."""
 
     inner: BranchConfig
-    in_front: bool = False
 
-    def shard(self, devices: Devices) -> "PostNorm":
+    def shard(self, devices: Devices) -> Self:
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
@@ -61,26 +60,25 @@ class PostNorm:
 
 
 @dataclass(frozen=True)
-class NormedResidual:
+class PostNorm(Wrapped):
+    """A branch `x += norm(inner(x))`, or with `in_front` `x += norm(inner(norm(x)))` (sandwich norm)."""
+
+    in_front: bool = False
+
+
+@dataclass(frozen=True)
+class NormedResidual(Wrapped):
     """A branch on a normed stream.
 
     It computes `x = stream * norm(x) + output * inner(norm(x))`.
     """
 
-    inner: BranchConfig
     stream: float = 1.0
     output: float = 1.0
 
-    def shard(self, devices: Devices) -> "NormedResidual":
-        return replace(self, inner=self.inner.shard(devices))
-
-    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
-        """Build the inner layer; `Branch` norms the stream."""
-        return self.inner.build(hidden, rngs)
-
 
 @dataclass(frozen=True)
-class BlockResidual:
+class BlockResidual(Wrapped):
     """A branch on a stream of sources (Block Attention Residuals, arXiv:2603.15031).
 
     Sources are the embedding and, for each block of layers, the sum of its outputs. The input is a mix of all
@@ -91,16 +89,8 @@ class BlockResidual:
         mixes: False for the first branch of the model, which reads the embedding.
     """
 
-    inner: BranchConfig
     begins: bool
     mixes: bool
-
-    def shard(self, devices: Devices) -> "BlockResidual":
-        return replace(self, inner=self.inner.shard(devices))
-
-    def build(self, hidden: int, rngs: nnx.Rngs) -> Any:
-        """Build the inner layer; `Branch` has the mix."""
-        return self.inner.build(hidden, rngs)
 
 
 @dataclass(frozen=True)
@@ -438,25 +428,15 @@ class Decoder(Stateful):
             return hooks.residual(stream, index)
         return jnp.concatenate([stream[:, :, :-1], hooks.residual(stream[:, :, -1], index)[:, :, None]], axis=2)
 
-    def commit(
-        self,
-        pending: tuple,
-        tokens: Tokens,
-        lengths: Lengths,
-        positions: Positions,
-        state: tuple,
-        kv_blocks: Int32[Array, ""] | int,
-        slots: Slots = None,
-    ) -> tuple:
+    def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
         """Return the state after the accepted tokens of a verifying step.
 
         KV caches overwrite rejected tokens before a read; recurrences and convolutions replay accepted tokens.
 
         Args:
             pending: result of the step in place of the state.
-            lengths: accepted tokens of each lane, 0..T; a lane with 0 keeps its rows, bit for bit.
+            info: lengths are the accepted tokens, 0..T; a lane with 0 keeps its rows, bit for bit.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
         entries = zip(self.layers, pending, state, strict=True)
         with one_pass():
             return tuple(layer.commit(new, info, old) for layer, new, old in entries)

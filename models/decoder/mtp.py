@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jaxtyping import Float32, Int32
+from jaxtyping import Float32
 
 from models.decoder.decoder import Decoder, DecoderConfig, Layer, lane_info
 from models.layers.initial import matrix
 from models.ops.linear import linear
-from models.state.pages import Pages
-from models.state.rows import Slots, put_rows, take_rows
-from models.state.shapes import Activations, LaneInfo, Lengths, Positions, Tokens
+from models.state.rows import put_rows, take_rows
+from models.state.shapes import Activations, LaneInfo, Lengths, Tokens
 from models.state.state import Stateful, name_dims, state_array
 
 
@@ -101,47 +100,26 @@ class MtpDecoder(Decoder):
         # The new hidden state is computed from the array of the pairs, after a barrier (ops/layout: in place).
         named = name_dims(hidden, None, None, "hidden")
         history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
-        operands = info.lengths, info.positions, head.layer, info.kv_blocks, info.slots, info.pages
-        _, layer = self.mtp_forward(tokens, history[:, :-1], *operands)
+        lanes = lane_info(tokens, info.lengths, info.positions, info.kv_blocks, slots=info.slots, pages=info.pages)
+        _, layer = self.mtp_forward(tokens, history[:, :-1], lanes, head.layer)
         if info.verifying:
             return hidden, (*layers, MtpState(layer, history))
         newest = put_rows(head.hidden, info.slots, _newest(history, info.lengths, previous))
         return hidden, (*layers, MtpState(layer, newest))
 
-    def commit(
-        self,
-        pending: tuple,
-        tokens: Tokens,
-        lengths: Lengths,
-        positions: Positions,
-        state: tuple,
-        kv_blocks: Int32[Array, ""] | int,
-        slots: Slots = None,
-    ) -> tuple:
-        layers = super().commit(pending[:-1], tokens, lengths, positions, state[:-1], kv_blocks, slots)
-        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots)
-        return (*layers, self.mtp.commit(pending[-1], info, state[-1]))
+    def commit(self, pending: tuple, info: LaneInfo, state: tuple) -> tuple:
+        return (*super().commit(pending[:-1], info, state[:-1]), self.mtp.commit(pending[-1], info, state[-1]))
 
     def mtp_forward(
-        self,
-        tokens: Tokens,
-        hidden: Activations,
-        lengths: Lengths,
-        positions: Positions,
-        state: tuple,
-        kv_blocks: Int32[Array, ""] | int,
-        slots: Slots = None,
-        pages: Pages | None = None,
+        self, tokens: Tokens, hidden: Activations, info: LaneInfo, state: tuple
     ) -> tuple[Activations, tuple]:
         """Run the head on pairs; return hidden states and the layer's state.
 
         A pair has the position of its hidden state: RoPE depends only on differences, and a sequence's first token,
         without a pair, needs no masked row in the KV cache.
         """
-        info = lane_info(tokens, lengths, positions, kv_blocks, slots=slots, pages=pages)
-        indices = positions[:, None] + jnp.arange(tokens.shape[1], dtype=jnp.int32)[None]
-        paired = info.valid & (indices > 0)
-        info = info._replace(positions=positions - 1, valid=paired)
+        paired = info.valid & (info.token_positions > 0)
+        info = info._replace(positions=info.positions - 1, valid=paired)
         return self.mtp(self.embed(tokens, paired), hidden, info, state)
 
 

@@ -112,7 +112,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 MIXERS = MAMBA2_MIXER, ATTENTION
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, (), (), architectures=text_classes("Bamba"), mixers=MIXERS)
+BAMBA = Family("bamba", ("bamba",), read_bamba, weights, architectures=text_classes("Bamba"), mixers=MIXERS)
 FALCON_H1 = Family(
-    "falcon_h1", ("falcon_h1",), read_falcon, weights, (), (), architectures=text_classes("FalconH1"), mixers=MIXERS
+    "falcon_h1", ("falcon_h1",), read_falcon, weights, architectures=text_classes("FalconH1"), mixers=MIXERS
 )

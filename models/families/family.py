@@ -54,8 +54,8 @@ class Family:
     model_types: tuple[str, ...]
     read_config: Callable[[Mapping[str, Any]], DecoderConfig]
     weights: Callable[[DecoderConfig], list[Weight]]
-    skipped: tuple[str, ...]
-    prefixes: tuple[str, ...]
+    skipped: tuple[str, ...] = ()
+    prefixes: tuple[str, ...] = ()
     with_head: "Family | None" = None
     root: str = "model."
     modules: tuple[tuple[str, str], ...] = ()

@@ -134,6 +134,6 @@ MODULES = (
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
 GRANITE_HYBRID = Family(
-    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, skipped=(), prefixes=(), modules=MODULES,
+    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, modules=MODULES,
     architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
 )  # fmt: skip

@@ -87,8 +87,6 @@ JAMBA = Family(
     ("jamba",),
     read_config,
     weights,
-    (),
-    (),
     architectures=text_classes("Jamba"),
     mixers=(MAMBA1_MIXER, ATTENTION),
 )

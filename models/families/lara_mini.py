@@ -100,8 +100,6 @@ LARA_MINI = Family(
     ("lara_mini",),
     read_config,
     weights,
-    (),
-    (),
     architectures=text_classes("LaraMini"),
     mixers=(GATED_DELTA_NET, ATTENTION),
 )

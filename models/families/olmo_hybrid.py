@@ -136,8 +136,6 @@ OLMO_HYBRID = Family(
     ("olmo_hybrid",),
     read_config,
     weights,
-    (),
-    (),
     architectures=text_classes("OlmoHybrid"),
     mixers=(GATED_DELTA_NET, ATTENTION),
 )

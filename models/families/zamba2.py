@@ -156,6 +156,6 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 ZAMBA2 = Family(
-    "zamba2", ("zamba2",), read_config, weights, (), (), architectures=text_classes("Zamba2"),
+    "zamba2", ("zamba2",), read_config, weights, architectures=text_classes("Zamba2"),
     mixers=(MAMBA2_MIXER, SHARED_BLOCK),
 )  # fmt: skip

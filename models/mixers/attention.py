@@ -124,7 +124,7 @@ class Attention(Stateful):
     ) -> tuple[Float32[Array, "lane token out"], Any]:
         c = self.config
         lanes, tokens, _ = x.shape
-        indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        indices = info.token_positions
         q, gate = linear(x, self.q_proj[...], c.devices).reshape((lanes, tokens, c.heads, -1)), None
         if c.output_gate:
             q, gate = jnp.split(q, 2, axis=-1)

@@ -124,7 +124,7 @@ class LatentAttention(Stateful):
     def __call__(self, x: Activations, info: LaneInfo, state: KVCache) -> tuple[Activations, KVCache]:
         c = self.config
         lanes, tokens, _ = x.shape
-        indices = info.positions[:, None] + jnp.arange(tokens, dtype=jnp.int32)[None]
+        indices = info.token_positions
         query_input = x
         if self.query_down is not None and self.query_norm is not None:
             query_input = self.query_norm(linear(x, self.query_down[...], c.devices))

@@ -111,7 +111,7 @@ class LightningAttention(Recurrent):
         if self.q_norm is not None and self.k_norm is not None:
             q, k = self.q_norm(q), self.k_norm(k)
         if c.rope is not None:
-            indices = info.positions[:, None] + jnp.arange(length, dtype=jnp.int32)[None]
+            indices = info.token_positions
             q, k = c.rope(q, indices), c.rope(k, indices)
         decay = jnp.broadcast_to(-self.rate[...][None, None], (lanes, length, c.heads))
         inputs = RecurrenceInputs(

@@ -68,7 +68,6 @@ def gpu_call(
     stages: int = 1,
     interpret: bool,
     reads: dict[int, int] | None = None,
-    writes: dict[int, int] | None = None,
     aliases: dict[int, int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function of arrays that runs a kernel.
@@ -77,8 +76,8 @@ def gpu_call(
         kernel: function of references, or a `partial`; certificates list its name.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
-        reads, writes: number of an operand or result -> bytes of all instances, if not each number once.
-        aliases: number of an operand -> number of the result in its memory.
+        reads: number of an operand -> bytes of all instances, if not each number once.
+        aliases: number of an operand -> number of the result in its memory, of which as many bytes are written.
 
     Raises:
         ValueError: no GPU has as many threads in a program instance.
@@ -91,7 +90,8 @@ def gpu_call(
         raise ValueError(f"{name}: {warps} warps of 32 threads, expected a power of two, at most {MAX_WARPS}")
 
     def run(*operands: jax.Array) -> Any:
-        read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape)) | (writes or {})
+        read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape))
+        written |= {result: read[operand] for operand, result in (aliases or {}).items()}
         return pl.pallas_call(
             kernel,
             out_shape,

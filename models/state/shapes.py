@@ -90,6 +90,11 @@ class LaneInfo(NamedTuple):
     embedded: Activations | None = None
     tokens: Tokens | None = None
 
+    @property
+    def token_positions(self) -> Int32[Array, "lane token"]:
+        """Position of each token in its sequence."""
+        return self.positions[:, None] + jnp.arange(self.valid.shape[1], dtype=jnp.int32)[None]
+
     def hooked_heads(
         self, x: Float32[Array, "lane token head size"], kind: HeadKind
     ) -> Float32[Array, "lane token head size"]:

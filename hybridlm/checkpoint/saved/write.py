@@ -19,12 +19,13 @@ from jax.experimental import multihost_utils
 
 from hybridlm.checkpoint.adapters.adapter import CONFIG as ADAPTER
 from hybridlm.checkpoint.cast import DTYPES
-from hybridlm.checkpoint.gguf_file import gguf_companions, is_gguf
+from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.checkpoint.hub import FILES
 from hybridlm.checkpoint.saved.index import FORMAT, INDEX, WEIGHTS, checksum, digest, dump_index
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import NO_ROOM, naming, sync
 from hybridlm.files.strict_json import MEGABYTE, read_object
+from hybridlm.gguf_files import companions, read_header
 from ir_passes.files.atomic import partial_path
 
 # Not the adapter's file: it is merged.
@@ -92,7 +93,7 @@ def save_checkpoint(
 def copy_small_files(source: Path, directory: Path) -> dict[str, str]:
     """Write the small files of a checkpoint; return SHA-256 by name."""
     if is_gguf(source):
-        contents = gguf_companions(source)
+        contents = {name: text.encode() for name, text in companions(read_header(source)).items()}
     else:
         paths = (path for name in SMALL_FILES for path in source.glob(name) if path.is_file())
         contents = {path.relative_to(source).as_posix(): path.read_bytes() for path in sorted(paths)}

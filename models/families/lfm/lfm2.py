@@ -123,8 +123,6 @@ def _family(name: str, *architectures: str) -> Family:
         (name,),
         lambda config: _read_config(name, config),
         weights,
-        (),
-        (),
         architectures=architectures,
         mixers=mixers,
     )

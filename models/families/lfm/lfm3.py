@@ -93,8 +93,6 @@ LFM3 = Family(
     ("lfm3",),
     read_config,
     weights,
-    (),
-    (),
     architectures=text_classes("Lfm3"),
     mixers=(GATED_SHORT_CONV, ATTENTION_MIXER),
     modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),

@@ -110,8 +110,7 @@ ALICE_AI = Family(
     ("alice_ai",),
     read_config,
     weights,
-    (r"mtp\..*",),
-    (),
+    skipped=(r"mtp\..*",),
     architectures=text_classes("AliceAI"),
     mixers=(KIMI_DELTA_ATTENTION, ATTENTION),
 )

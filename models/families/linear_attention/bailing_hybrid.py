@@ -256,9 +256,8 @@ BAILING_HYBRID = Family(
     read_config,
     weights,
     SKIPPED,
-    (),
-    Family(
-        "bailing_hybrid", ("bailing_hybrid",), read_head, weights, SKIPPED, (), modules=MODULES, architectures=CLASSES
+    with_head=Family(
+        "bailing_hybrid", ("bailing_hybrid",), read_head, weights, SKIPPED, modules=MODULES, architectures=CLASSES
     ),
     modules=MODULES,
     architectures=CLASSES,

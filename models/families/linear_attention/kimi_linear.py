@@ -91,8 +91,6 @@ KIMI_LINEAR = Family(
     ("kimi_linear",),
     read_config,
     weights,
-    (),
-    (),
     modules=MODULES,
     architectures=text_classes("KimiLinear"),
     mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),

@@ -126,8 +126,7 @@ MINIMAX = Family(
     read_config,
     weights,
     # Tables that follow from the rates, which transformers saves.
-    (r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",),
-    (),
+    skipped=(r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",),
     modules=((r"\.mlp\.", ".block_sparse_moe."),),
     architectures=text_classes("MiniMax", "MiniMaxText01", "MiniMaxM1"),
     mixers=(LIGHTNING_ATTENTION, ATTENTION),

@@ -92,8 +92,6 @@ def _family(name: str, stem: str) -> Family:
         (name,),
         lambda config: _read(name, config),
         weights,
-        (),
-        (),
         root="backbone.",
         architectures=text_classes(stem),
         mixers=(MAMBA1_MIXER,),

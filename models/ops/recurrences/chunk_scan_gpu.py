@@ -189,7 +189,6 @@ def chunk_scan(
         [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},
-        writes={} if keep_state else {1: moved},
         interpret=interpret,
     )(*rows_of_lanes, inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]

@@ -109,7 +109,6 @@ def conv_step(
         [result_like(x.shape, jnp.float32, state), result_like(state.shape, state.dtype, state)][:results],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},
-        writes={} if keep_state else {1: moved},
         interpret=interpret,
     )(*operands)
     return out, (None if keep_state else new[0])

@@ -171,7 +171,6 @@ def recurrent_step(
         [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},
         reads=reads,
-        writes={} if keep_state else {1: rows_bytes(inputs.state, lanes)},
         interpret=interpret,
     )(*operands, *factors)
     return RecurrenceOutputs(out, None if keep_state else state[0])

@@ -315,7 +315,8 @@ def test_pages_of_lost_rows_are_forgotten(cold: hybridlm.LM, lm: hybridlm.LM) ->
         session.step()
         lm.engine.pool.take()
     assert alone(lm, [5], 1) == alone(cold, [5], 1)
-    assert cache_of(lm).cached_length(SECOND, None) == 0
+    with cache_of(lm).pinned(SECOND, None) as snapshot:
+        assert snapshot is None
     cache_of(lm).check_integrity()
     assert alone(lm, SECOND, 4) == alone(cold, SECOND, 4)
 

@@ -10,6 +10,7 @@ from filled import filled
 from flax import nnx
 from paged_caches import by_lane
 
+from models.decoder.decoder import lane_info
 from models.decoder.mtp import MtpDecoder, MtpState
 from models.families.qwen3_5 import QWEN3_5
 from models.mixers.kv_cache import KVCache
@@ -60,7 +61,8 @@ def step() -> Any:
         _, state = model(tokens, lengths, positions, state, blocks)
         head, end = state[-1], positions + lengths
         item = jnp.ones_like(lengths)
-        updated, _ = model.mtp_forward(following[:, None], head.hidden[:, None], item, end, head.layer, blocks)
+        tokens = following[:, None]
+        updated, _ = model.mtp_forward(tokens, head.hidden[:, None], lane_info(tokens, item, end, blocks), head.layer)
         return After(state, model.logits(updated)[:, 0])
 
     return lambda *operands: jax.device_get(run(parameters, *operands))

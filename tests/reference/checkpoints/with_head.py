@@ -12,6 +12,7 @@ from flax import nnx
 from hybridlm.checkpoint import OpenModel, load_parameters, open_directory
 from hybridlm.engine.arguments import assemble
 from models import family_of, kv_blocks
+from models.decoder.decoder import lane_info
 from models.decoder.mtp import MtpDecoder
 
 
@@ -40,7 +41,7 @@ def head_logits(model: MtpDecoder, prompts: Sequence[Sequence[int]]) -> list[np.
         hidden, _ = model(tokens, lengths, positions, state, blocks)
         # nothing is before the first token, and nobody may look
         initial = jnp.pad(hidden[:, :-1], [(0, 0), (1, 0), (0, 0)], constant_values=jnp.nan)
-        final, _ = model.mtp_forward(tokens, initial, lengths, positions, state[-1].layer, blocks)
+        final, _ = model.mtp_forward(tokens, initial, lane_info(tokens, lengths, positions, blocks), state[-1].layer)
         return model.logits(final)
 
     array = np.asarray(run(parameters, jnp.asarray(tokens), jnp.array([len(prompt) for prompt in prompts])))

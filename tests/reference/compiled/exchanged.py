@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
-from models.decoder.decoder import BlockResidual, BranchConfig, NormedResidual, PostNorm
+from models.decoder.decoder import BranchConfig
 from models.decoder.parallel import ParallelConfig
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig
@@ -93,7 +93,7 @@ def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int
 
 def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
     """Numbers per row in the sums of norms over several devices."""
-    if isinstance(branch, PostNorm | NormedResidual | BlockResidual):
+    if isinstance(branch, Wrapped):
         return _norms(branch.inner, devices)
     if isinstance(branch, ParallelConfig):
         return sum((_norms(inner, devices) for inner in branch.layers), ())

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.decoder.decoder import Decoder
+from models.decoder.decoder import Decoder, lane_info
 
 
 @jax.jit
@@ -18,7 +18,7 @@ def run(decoder: Decoder, ids: jax.Array, lengths: jax.Array, positions: jax.Arr
 def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: jax.Array, state: Any) -> Any:
     lengths = jnp.full(len(ids), ids.shape[1], jnp.int32)
     hidden, pending = decoder(ids, lengths, positions, state, 1, verifying=True)
-    return hidden, decoder.commit(pending, ids, accepted, positions, state, 1)
+    return hidden, decoder.commit(pending, lane_info(ids, accepted, positions, 1), state)
 
 
 def in_lanes(cache: Any) -> np.ndarray:

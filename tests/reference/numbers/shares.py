@@ -13,6 +13,7 @@ from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
 from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, ShardedDim, family_of
+from models.decoder.decoder import lane_info
 from models.sharding.sharded_dim import Segment
 from models.state.state import StateArray
 
@@ -141,11 +142,12 @@ def scenario(model: Decoder, state: Any, tokens: Any, blocks: Any) -> Steps:
     results = results + 1
     counted, drafts = drafts[:, -1], drafts[:, :-1]
     out, saved = model(drafts, jnp.full_like(lengths, VERIFIED), results, state, blocks, verifying=True)
-    state = model.commit(saved, drafts, counted, results, state, blocks)
+    state = model.commit(saved, lane_info(drafts, counted, results, blocks), state)
     if isinstance(model, MtpDecoder):
         head = state[-1]
         results = results + counted
-        out, _ = model.mtp_forward(item, head.hidden[:, None], jnp.ones_like(lengths), results, head.layer, blocks)
+        info = lane_info(item, jnp.ones_like(lengths), results, blocks)
+        out, _ = model.mtp_forward(item, head.hidden[:, None], info, head.layer)
     keep(out, state)
     return Steps(hidden, logits, states)
 

@@ -31,7 +31,6 @@ MODELS = {
     LARGE_MODEL: "nvidia-h200",
 }
 """Models of scripts/benchmarks/bench_models.py, and a published one -> the target of their steps."""
-CARDS = ("nvidia-h100", "nvidia-a100", "nvidia-l4", "nvidia-rtx4090", "nvidia-b200")
 PROMPTS = """
 ## Prompts
 
@@ -153,25 +152,16 @@ def _recurrent(kernel: "ScheduledKernel") -> bool:
     return layer and "projection" not in kernel.op_name
 
 
-def registers(target: str, folder: Path) -> Iterator[str]:
+def registers(target: str) -> Iterator[str]:
     """Compile each kernel alone, and yield its registers as ptxas prints them.
 
     A kernel with too much shared memory is an error.
     """
-    import jax
+    from card_kernels import kernels_on
     from device_kernels import SMALL, operations
 
-    from hybridlm.compiler.targets import kernel_programs, kernel_resources, read_target
-
-    machine = read_target(target)
-    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
-    for number, (name, operation, arrays) in enumerate(operations("gpu", SMALL)):
-        types = [jax.ShapeDtypeStruct(array.shape, array.dtype, sharding=place) for array in arrays]
-        dump = folder / f"{target}-{number}"
-        with machine.tracing():
-            run = jax.jit(partial(operation, kernels="auto"))
-            run.lower(*types).compile(compiler_options={"xla_dump_to": str(dump)})
-        for kernel in kernel_resources(kernel_programs(dump), target):
+    for name, operation, arrays in operations("gpu", SMALL):
+        for kernel in kernels_on(target, partial(operation, kernels="auto"), *arrays):
             cells = name, f"`{kernel.name}`", target, f"{kernel.threads}", f"{kernel.registers}", f"{kernel.spilled}"
             yield f"| {' | '.join(cells)} |"
 
@@ -179,6 +169,7 @@ def registers(target: str, folder: Path) -> Iterator[str]:
 def main() -> int:
     import_references()
     from bench_models import BENCH_MODELS
+    from card_kernels import CARDS
     from published import PUBLISHED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
@@ -200,10 +191,10 @@ def main() -> int:
                 else:
                     rows.append(row)
                 print(row, flush=True)
-        for target in CARDS:
-            for line in registers(target, Path(folder)):
-                print(line, flush=True)
-                usage.append(line)
+    for target in CARDS:
+        for line in registers(target):
+            print(line, flush=True)
+            usage.append(line)
     lines = [*map(str, rows), *PROMPTS.splitlines(), *prompts, *REGISTERS.splitlines(), *usage]
     options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if any(row.faults for row in rows) else 0

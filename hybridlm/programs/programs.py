@@ -58,9 +58,16 @@ PASSES = (drop_dead,)
 GRAPH_COMMANDS = "FUSION,CUBLAS,CUBLASLT,CUDNN,CUSTOM_CALL,DYNAMIC_SLICE_FUSION,WHILE,CONDITIONAL"
 """Commands of a CUDA graph: XLA's own, and loops and branches, which otherwise wait for the host."""
 OPTIONS: dict[str, dict[str, Any]] = {
-    "gpu": {"xla_gpu_dot_merger_threshold_mb": 0, "xla_gpu_enable_command_buffer": GRAPH_COMMANDS}
+    "gpu": {
+        "xla_gpu_dot_merger_threshold_mb": 0,
+        "xla_gpu_enable_command_buffer": GRAPH_COMMANDS,
+        "xla_disable_hlo_passes": "fusion-dynamic-memcpy-rewriter",
+    }
 }
-"""XLA's compiler options by platform, below XLA_FLAGS. Merged products would copy their weights in every step."""
+"""XLA's compiler options by platform, below XLA_FLAGS.
+
+Merged products would copy their weights in every step. The host would launch a loop with slices as copies.
+"""
 NO_TILES = "Couldn't find output tile sizes"
 """XLA's message about a product without Triton tiles."""
 WITHOUT_TRITON = {"xla_gpu_enable_triton_gemm": False}

@@ -13,8 +13,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from models.ops.gpu_call import MIN_TENSOR_ROWS, gpu_call, has_tensor_memory, shared_memory
-from models.ops.kernel_products import MIN_ROWS, kernel_product
+from models.ops.gpu_call import gpu_call, has_tensor_memory, shared_memory
+from models.ops.kernel_products import MIN_ROWS, bfloat16_terms, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.state.pages import KV_BLOCK, Pages
@@ -22,8 +22,8 @@ from models.state.shapes import KeyCache, ValueCache
 
 MAX_ROWS = 64
 """Query rows of a tile: heads times tokens of a key/value head."""
-MAX_SIZE = 512
-"""Numbers of a key or value per load."""
+MAX_SIZE, MAX_SPLIT_SIZE = 512, 256
+"""Numbers of a key or value per load, and of a key or value that is split into bfloat16 numbers."""
 MAX_ACCUMULATED = 1 << 14
 """Accumulators in an instance's registers: rows times value size."""
 MIN_INSTANCES = 256
@@ -49,31 +49,35 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
     parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
     if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
         return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
-    if tile_rows(rows, query.shape[3], value_size, key.dtype.itemsize) is None:
-        return (
-            f"{rows} rows of {query.shape[3]} for each key/value head: expected operands in {shared_memory()} bytes of "
-            "shared memory"
-        )
+    if bfloat16_terms(key.dtype) > 1 and max(query.shape[3], value_size) > MAX_SPLIT_SIZE:
+        return f"{query.shape[3]} numbers of a key in {key.dtype}: expected at most {MAX_SPLIT_SIZE}"
+    if tile_rows(rows, query.shape[3], value_size, key.dtype) is None:
+        return f"{rows} rows of {query.shape[3]} for a key/value head: more than {shared_memory()} bytes of operands"
     return None
 
 
-def tile_rows(rows: int, size: int, value_size: int, itemsize: int) -> int | None:
-    """Return the rows of the fewest equal tiles, at most 64, if some fit."""
-    limit = min(MAX_ROWS, MAX_ACCUMULATED // value_size, MIN_TENSOR_ROWS // 2 if has_tensor_memory() else MAX_ROWS)
+def tile_rows(rows: int, size: int, value_size: int, dtype: Any) -> int | None:
+    """Return the rows of the fewest equal tiles, at most 64, if some fit; `dtype` of keys."""
+    # 64 rows of 320 spill 552 bytes of registers on an H100, and do not fit into tensor memory.
+    most = MAX_ROWS // 2 if size > MAX_SIZE // 2 or has_tensor_memory() else MAX_ROWS
+    limit = min(most, MAX_ACCUMULATED // value_size)
+    limit = MIN_ROWS if bfloat16_terms(dtype) > 1 and max(size, value_size) > MAX_SPLIT_SIZE // 2 else limit
     limits = (height for height in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if height <= limit)
     tiles = (-(-rows // -(-rows // height)) for height in limits)
-    return next((tile for tile in tiles if turn_size(padded_rows(tile), size, value_size, itemsize)), None)
+    return next((tile for tile in tiles if turn_size(padded_rows(tile), size, value_size, dtype)), None)
 
 
-def turn_size(rows: int, size: int, value_size: int, itemsize: int) -> tuple[int, int] | None:
+def turn_size(rows: int, size: int, value_size: int, dtype: Any) -> tuple[int, int] | None:
     """Return positions and load stages of an iteration, or None.
 
-    Shared memory holds queries, weights and float32 values as three bfloat16 numbers, and each stage's keys and values.
+    Shared memory holds queries, weights and other values as bfloat16 numbers, and each stage's keys and values.
     """
+    itemsize, terms = jnp.dtype(dtype).itemsize, bfloat16_terms(dtype)
     # With 32 positions, 64 rows of 256 spill 228 bytes of registers on an H200.
     limit = 64 if size <= 128 else 32 if size <= 256 and rows < MAX_ROWS else MIN_ROWS
+    limit = limit if terms == 1 else max(MIN_ROWS, limit // 2)
     for block, stages in [(limit, 2), (max(MIN_ROWS, limit // 2), 2), (MIN_ROWS, 2), (MIN_ROWS, 1)]:
-        loaded = stages * block * (size + value_size) * itemsize + (6 * block * value_size if itemsize == 4 else 0)
+        loaded = stages * block * (size + value_size) * itemsize + (2 * terms * block * value_size if terms > 1 else 0)
         if 6 * rows * (size + block) + loaded + SHARED_SPARE <= shared_memory():
             return block, stages
     return None
@@ -241,14 +245,14 @@ def decode_attention(
     from jax.experimental import pallas as pl
 
     lanes, kv_heads, rows, size = query.shape
-    context, tile = pages.shape[1] * KV_BLOCK, tile_rows(rows, size, value_size, key.dtype.itemsize)
+    context, tile = pages.shape[1] * KV_BLOCK, tile_rows(rows, size, value_size, key.dtype)
     assert tile is not None, "by `unsupported`"
     count, tiles = padded_rows(tile), -(-rows // tile)
     if (padding := tiles * tile - rows) > 0:
         query = jnp.pad(query, [(0, 0), (0, 0), (0, padding), (0, 0)])
         limit = jnp.pad(limit, [(0, 0), (0, padding)], constant_values=-1)
     parts = part_count(lanes * kv_heads * tiles, context)
-    turn = turn_size(count, size, value_size, key.dtype.itemsize)
+    turn = turn_size(count, size, value_size, key.dtype)
     assert turn is not None, "by `tile_rows`"
     block, stages = turn
 
@@ -278,7 +282,7 @@ def decode_attention(
             out_specs=[result(*shape) for shape in shapes],
         ),
         [result_like((lanes, kv_heads, parts, tiles * first, *rest), jnp.float32, key) for first, *rest in shapes],
-        warps=8 if count * value_size > 4096 else 4,
+        warps=8 if count * value_size * min(2, bfloat16_terms(key.dtype)) > 4096 else 4,
         stages=stages,
         interpret=interpret,
         reads={3 + k: tiles * pages.size * (cache.nbytes // cache.shape[0]) for k, cache in enumerate(caches)},

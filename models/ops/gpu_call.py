@@ -26,8 +26,6 @@ TENSOR_MEMORY = frozenset({"NVIDIA B200", "10.0", "10.3"})
 """Device kinds and capabilities with tensor memory, of 512 columns, for sums of products of 64 rows or more."""
 MAX_WARPS = 32
 """Warps of a program instance, 1024 threads, on every GPU."""
-MIN_TENSOR_ROWS = 64
-"""Minimum rows of a product with sums in tensor memory."""
 
 
 def shared_memory() -> int:

@@ -21,8 +21,8 @@ MAX_ROWS = 16
 """State rows of a program instance."""
 MAX_PART = 32
 """Key channels in a product: each warp holds all of one operand."""
-MAX_KEY = 256
-"""Key channels: more do not fit into registers."""
+MAX_KEY, MAX_CORRECTED_KEY = 256, 128
+"""Key channels, and those of a delta rule: more do not fit into registers."""
 MAX_CHUNKS = 32
 """Chunks of a step: the proof follows a loop's iterations one by one."""
 
@@ -55,13 +55,13 @@ class ScanOperands(NamedTuple):
 
 
 def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
-    values, keys = inputs.state.shape[2:]
+    (values, keys), widest = inputs.state.shape[2:], MAX_KEY if inputs.beta is None else MAX_CORRECTED_KEY
     if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
         return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
-    if any(size & (size - 1) or size < MIN_ROWS for size in (values, keys, chunk)) or keys > MAX_KEY:
+    if any(size & (size - 1) or size < MIN_ROWS for size in (values, keys, chunk)) or keys > widest:
         return (
             f"states of {values} x {keys} and chunks of {chunk}: expected powers of two from {MIN_ROWS}, and a key up "
-            f"to {MAX_KEY}"
+            f"to {widest}"
         )
     return None
 

@@ -13,12 +13,15 @@ from ir_passes.targets import read_target
 
 
 @pytest.mark.target_cuda
-@pytest.mark.parametrize("kernels", ["off", "auto"])
-def test_a_decode_step_does_not_ask_the_host(kernels: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("kernels", "tokens"), [("off", 1), ("auto", 1), ("off", 64)])
+def test_a_step_does_not_ask_the_host(
+    kernels: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Decoding, and a prompt of two chunks, whose slices XLA would make copies by the host."""
     monkeypatch.setitem(programs.OPTIONS, "gpu", {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)})
-    options = EngineConfig(lanes=2, context=512, chunk=8, dtype="bfloat16", kernels=kernels)
+    options = EngineConfig(lanes=2, context=512, chunk=64, dtype="bfloat16", kernels=kernels)
     engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")
-    step = engine.program(engine.shape("generate", 2, 1))
+    step = engine.program(engine.shape("generate", 2, tokens))
     assert not step.certificate.faults
     kinds = set(thunks_outside_graphs(tmp_path))
     assert "CommandBuffer" in kinds and not kinds & ASKING_THE_HOST

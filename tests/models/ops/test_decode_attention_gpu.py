@@ -68,7 +68,7 @@ def scattered(cache: KVCache, pages: jax.Array) -> tuple[KVCache, jax.Array]:
 
 @pytest.mark.each_value
 @pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize(("tokens", "dtype"), [(1, jnp.float32), (3, jnp.bfloat16)])
+@pytest.mark.parametrize(("tokens", "dtype"), [(1, jnp.float32), (3, jnp.bfloat16), (2, jnp.float16)])
 def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
     inputs = operands(kind, tokens, dtype)
     result = run(kind, inputs)
@@ -141,7 +141,7 @@ def test_query_rows_that_no_tile_divides(tokens: int) -> None:
     group, lengths = 5, (0, 9, 130, 256)
     query, cache, *rest = operands("grouped", tokens, lengths=lengths)
     query = np.random.default_rng(2).normal(size=(len(lengths), tokens, 2 * group, 16)).astype(np.float32)
-    assert tile_rows(group * tokens, 16, 32, 4) == -(-group * tokens // 2)
+    assert tile_rows(group * tokens, 16, 32, jnp.float32) == -(-group * tokens // 2)
     result = run("grouped", (query, cache, *rest))
     np.testing.assert_allclose(result, run("grouped", (query, cache, *rest), "off"), rtol=2e-5, atol=2e-6)
     assert not result[~np.asarray(rest[1])].any()
@@ -162,7 +162,7 @@ def test_kernel_attends_within_a_window(kind: str, window: int) -> None:
 def test_rows_of_a_head_are_equal_tiles() -> None:
     """The fewest tiles of up to 64 rows, fewer with wide values; no number of rows has to divide."""
     tiles = {(48, 256): 48, (2048, 256): 64, (96, 256): 48, (32, 512): 32, (2048, 512): 32, (65, 16): 33, (80, 128): 40}
-    assert {key: tile_rows(key[0], key[1], key[1], 2) for key in tiles} == tiles
+    assert {key: tile_rows(key[0], key[1], key[1], jnp.bfloat16) for key in tiles} == tiles
 
 
 @pytest.mark.parametrize("last", [-1, 0, 63, 64, 8191, 131071])

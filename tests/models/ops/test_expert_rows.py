@@ -28,7 +28,13 @@ def operands(count: int, dtype: Any = jnp.float32, chosen: int | None = None) ->
 
 @pytest.mark.parametrize(
     ("count", "dtype", "chosen"),
-    [(1, jnp.float32, 3), (17, jnp.bfloat16, None), (5 * MAX_ROWS + 3, jnp.float32, None), (40, jnp.float32, EXPERTS)],
+    [
+        (1, jnp.float32, 3),
+        (17, jnp.bfloat16, None),
+        (18, jnp.float16, None),
+        (5 * MAX_ROWS + 3, jnp.float32, None),
+        (40, jnp.float32, EXPERTS),
+    ],
 )
 def test_every_row_meets_its_own_expert(count: int, dtype: Any, chosen: int | None) -> None:
     x, weight, expert = operands(count, dtype, chosen)

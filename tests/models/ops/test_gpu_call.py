@@ -50,7 +50,7 @@ def test_blocks_of_attention_follow_the_shared_memory_of_the_card() -> None:
     sizes = {}
     for name in ("nvidia-l4", "nvidia-a100", "nvidia-h100"):
         with read_target(name).tracing():
-            sizes[name] = turn_size(64, 128, 128, 4)
+            sizes[name] = turn_size(64, 128, 128, jnp.float32)
     assert sizes["nvidia-h100"] in [(64, 2), (32, 2)]
     assert sizes["nvidia-l4"] in [(16, 2), (16, 1)]
 
@@ -64,7 +64,7 @@ def test_tiles_of_queries_fit_the_card(name: str, rows: int, tile: int | None) -
     query = jax.ShapeDtypeStruct((8, 1, rows, 576), jnp.float32)
     key = jax.ShapeDtypeStruct((8, 1, 1024, 576), jnp.bfloat16)
     with read_target(name).tracing():
-        assert tile_rows(rows, 576, 512, 2) == tile
+        assert tile_rows(rows, 576, 512, jnp.bfloat16) == tile
         assert (ATTENTION.unsupported(query, key, None, 512) is None) == (tile is not None)
 
 
@@ -74,7 +74,7 @@ def test_tiles_of_queries_fit_the_card(name: str, rows: int, tile: int | None) -
 def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, tile: int) -> None:
     """XLA for a B200 asks for 560 of 512 columns with 64 rows of 256."""
     with read_target(name).tracing():
-        assert tile_rows(rows, 256, 256, 2) == tile
+        assert tile_rows(rows, 256, 256, jnp.bfloat16) == tile
 
 
 @pytest.mark.parametrize(("numbers", "dtype", "supported"), [

@@ -7,6 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from card_kernels import CARDS, kernels_on
 from device_kernels import SMALL, operations
 from jax import lax
 from jax.experimental import pallas as pl
@@ -14,7 +15,6 @@ from packed_weights import Form, weight_of
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import TargetError, read_target
-from ir_passes.targets.kernel_limits import kernel_resources
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models.layers.short_conv import layer_conv
@@ -176,9 +176,6 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
     assert result.moved < 1.5 * needed and scratch < needed
 
 
-CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("target", CARDS)
 @pytest.mark.parametrize(
@@ -190,14 +187,8 @@ CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b2
 def test_kernels_keep_the_limits_of_each_card(name: str, target: str) -> None:
     """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
     operation, arrays = cases()[name]
-    machine = read_target(target)
-    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
-    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
-    with machine.tracing():
-        lowered = jax.jit(partial(operation, kernels="auto")).lower(*types)
-    kernels = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
-    assert kernels or "triton" not in lowered.as_text()
-    assert [fault for kernel in kernels for fault in kernel.faults()] == []
+    kernels = kernels_on(target, partial(operation, kernels="auto"), *arrays)
+    assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []
 
 
 @pytest.mark.parametrize("target", CARDS)
@@ -205,17 +196,12 @@ def test_prompts_of_wide_heads_keep_the_limits_of_each_card(target: str) -> None
     """8 x 256 tokens of Qwen3.5-35B-A3B: 64 rows of 256 fill the registers."""
     lanes, tokens, heads, kv_heads, size = 8, 256, 16, 2, 256
     rows, pages = paged(lanes, kv_heads, 4096, size)
-    machine = read_target(target)
-    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
     shapes = array(lanes, tokens, heads, size), rows, rows, array(lanes, tokens, dtype=I32)
     shapes += array(lanes, tokens, dtype=jnp.bool_), pages
-    types = [jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place) for leaf in shapes]
     run = lambda query, key, value, index, valid, pages: attend(
         query, KVCache(key, value), index, valid, 32, devices=Devices(platform="gpu", kernels="auto"), pages=pages
     )
-    with machine.tracing():
-        lowered = jax.jit(run).lower(*types)
-    (kernel,) = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
+    (kernel,) = kernels_on(target, run, *shapes)
     assert kernel.faults() == ()
 
 
@@ -244,17 +230,14 @@ def test_a_kernel_that_spills_is_found() -> None:
     spec = pl.BlockSpec((256, 256), lambda _: (0, 0))
     grid = pl.GridSpec(grid=(1,), in_specs=[spec, spec], out_specs=spec)
     call = gpu_call(wide_kernel, grid, array(256, 256), warps=4, interpret=False)
-    place = jax.sharding.SingleDeviceSharding(read_target("nvidia-a100").devices[0])
-    matrix = jax.ShapeDtypeStruct((256, 256), BF16, sharding=place)
-    with read_target("nvidia-a100").tracing():
-        program = compile_with_assignment(jax.jit(call).lower(matrix, matrix), None)
-    (kernel,) = kernel_resources(program.kernels, "nvidia-a100")
+    matrix = array(256, 256, dtype=BF16)
+    (kernel,) = kernels_on("nvidia-a100", call, matrix, matrix)
     assert (kernel.name, kernel.threads) == ("wide_kernel", 128) and kernel.spilled > 1024
     (fault,) = kernel.faults()
     assert fault == f"wide_kernel: {kernel.spilled:,} spilled bytes of a thread, expected at most 128"
 
 
-@pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200"])
+@pytest.mark.parametrize("target", CARDS)
 def test_attention_and_experts_compile_for_cards_with_little_shared_memory(target: str) -> None:
     """Shapes that ask for the most, where tiles have fewer rows, and 80 query rows, in tiles of 40 or 27."""
     lanes, context, GPU = 2, 512, Devices(platform="gpu", kernels="auto")
@@ -359,12 +342,7 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], str, bool]] = {
 
 def without_faults(target: str, run: Callable[..., Any], *shapes: Any) -> bool:
     """Return whether a program has kernels, all within the limits of a card."""
-    machine = read_target(target)
-    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
-    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), shapes)
-    with machine.tracing():
-        lowered = jax.jit(run).lower(*types)
-    kernels = kernel_resources(compile_with_assignment(lowered, None).kernels, target)
+    kernels = kernels_on(target, run, *shapes)
     return bool(kernels) and not [fault for kernel in kernels for fault in kernel.faults()]
 
 

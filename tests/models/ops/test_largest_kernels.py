@@ -1,0 +1,171 @@
+"""Kernels in their largest blocks keep the shared memory, registers and spills of each card; no GPU is needed."""
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import pytest
+from card_kernels import CARDS, kernels_on
+from packed_weights import weight_of
+
+from hybridlm.sampling.filter_cutoffs import filter_cutoffs
+from models.layers.short_conv import layer_conv
+from models.mixers.kv_cache import KVCache, attend
+from models.ops.float32 import silu_gated
+from models.ops.linear import joined_linear
+from models.ops.quantised_experts import experts_product
+from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
+from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.ssd import ssd
+from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
+from models.sharding.devices import Devices
+from models.state.pages import KV_BLOCK
+from models.state.shapes import LaneInfo
+
+pytestmark = pytest.mark.target_cuda
+GPU = Devices(platform="gpu", kernels="auto")
+BF16, F16, F32, I32, BOOL = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.bool_
+Case = tuple[Callable[..., Any], tuple[Any, ...]]
+"""A function with kernels, and the types of its arrays."""
+
+
+def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def lane_arrays(lanes: int) -> tuple[Any, ...]:
+    """Return types of lengths, fresh lanes and slots."""
+    return array(lanes, dtype=I32), array(lanes, dtype=BOOL), array(lanes, dtype=I32)
+
+
+def info_of(tokens: int, lengths: Any, fresh: Any, slots: Any) -> LaneInfo:
+    valid = jnp.arange(tokens)[None] < lengths[:, None]
+    return LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, slots=slots)
+
+
+def delta(tokens: int, size: int, by_channel: bool) -> Case:
+    """Return tokens of a delta rule from its convolution's outputs, in rows by slot."""
+    lanes, key_heads, heads = 2, 2, 4
+
+    def run(channels: Any, decay: Any, beta: Any, state: Any, *each: Any) -> Any:
+        token_inputs = DeltaTokens(channels, decay, beta)
+        return tuple(run_delta_rule(channels, key_heads, token_inputs, info_of(tokens, *each), state, GPU))
+
+    decay = array(lanes, tokens, heads, *([size] if by_channel else []))
+    channels = array(lanes, tokens, (2 * key_heads + heads) * size)
+    return run, (channels, decay, array(lanes, tokens, heads), array(8, heads, size, size), *lane_arrays(lanes))
+
+
+def surrounded(tokens: int, size: int) -> Case:
+    """Return tokens of SSD with factors on its values."""
+    lanes, groups, heads = 2, 2, 4
+
+    def run(key: Any, value: Any, decay: Any, skip: Any, state: Any, *each: Any) -> Any:
+        info = info_of(tokens, *each)
+        inputs = RecurrenceInputs(key, key, value, decay, state, info.valid, info.fresh, None, GPU, info.slots)
+        return tuple(ssd(inputs, surroundings=Surroundings(-decay, skip)))
+
+    arrays = array(lanes, tokens, groups, size), array(lanes, tokens, heads, size), array(lanes, tokens, heads)
+    return run, (*arrays, array(heads), array(8, heads, size, size), *lane_arrays(lanes))
+
+
+def convolution(tokens: int, taps: int) -> Case:
+    lanes, channels = 2, 1024
+
+    def run(x: Any, weight: Any, bias: Any, state: Any, *each: Any) -> Any:
+        return layer_conv(x, weight, state, info_of(tokens, *each), bias, GPU)
+
+    weight, state = array(channels, 1, taps), array(8, taps - 1, channels, dtype=BF16)
+    return run, (array(lanes, tokens, channels), weight, array(channels), state, *lane_arrays(lanes))
+
+
+def attention(rows: int, size: int, value: int, dtype: Any, blocks: int = 33, lanes: int = 2) -> Case:
+    """Return attention of as many query rows; keys of more numbers than values hold the values."""
+    tokens, heads = (rows // 16, 16) if rows > 16 else (1, rows)
+    cache = array(1 + lanes * blocks, 1, KV_BLOCK, size, dtype=dtype)
+
+    def run(query: Any, key: Any, values: Any, index: Any, valid: Any, pages: Any) -> Any:
+        stored = KVCache(key, values if size <= value else None)
+        return attend(query, stored, index, valid, blocks, value, GPU, pages=pages)
+
+    token, pages = (lanes, tokens), array(lanes, blocks, dtype=I32)
+    values = array(*cache.shape[:3], value, dtype=dtype)
+    return run, (array(*token, heads, size), cache, values, array(*token, dtype=I32), array(*token, dtype=BOOL), pages)
+
+
+def stored(shape: tuple[int, ...], form: Any) -> Any:
+    """Return types of a weight of a plain dtype, or of packed codes with groups of 16 numbers."""
+    if not isinstance(form, tuple):
+        return array(*shape, dtype=form)
+    small = weight_of((*[1 for _ in shape[:-1]], shape[-1]), shape[-1] // 16, form)
+    return jax.tree.map(lambda leaf: array(*shape[:-1], leaf.shape[-1], dtype=leaf.dtype), small)
+
+
+def product(rows: tuple[int, ...], form: Any) -> Case:
+    """Return gate, up and activation of some rows."""
+
+    def run(x: Any, *weights: Any) -> Any:
+        return joined_linear(x, weights, devices=GPU, joined=silu_gated, dtype=BF16)
+
+    weight = stored((4096, 1024), form)
+    return run, (array(*rows, 1024), weight, weight)
+
+
+def experts(rows: int, form: Any, gated: bool) -> Case:
+    run = partial(experts_product, devices=GPU, gated=gated)
+    return run, (array(rows, 1024), stored((32, 1024, 1024), form), array(rows, dtype=I32))
+
+
+def norm(size: int) -> Case:
+    rows = array(MAX_ROWS, size)
+    return lambda x, y, weight: rms_norm((x, y), weight, 1e-6, 1.0, interpret=False), (rows, rows, array(size))
+
+
+def cutoffs(vocab: int) -> Case:
+    run, lane = partial(filter_cutoffs, devices=GPU), array(4)
+    return run, (array(4, vocab), lane, lane, array(4, dtype=I32), lane)
+
+
+LARGEST: dict[str, Case] = {
+    "delta rule, 1 token of 256": delta(1, 256, False), "KDA, 1 token of 256": delta(1, 256, True),
+    "delta rule, 16 tokens of 128": delta(16, 128, False), "KDA, 16 tokens of 128": delta(16, 128, True),
+    "SSD, 1 token of 256": surrounded(1, 256), "SSD, 16 tokens of 128": surrounded(16, 128),
+    "delta rule, prompts of 128": delta(1024, 128, False), "KDA, prompts of 128": delta(1024, 128, True),
+    "SSD, prompts of 256": surrounded(1024, 256), "convolution, 16 tokens, 8 taps": convolution(16, 8),
+    "attention, 64 rows of 64": attention(64, 64, 64, BF16), "attention, 64 rows of 128": attention(64, 128, 128, BF16),
+    "attention, 80 rows of 256": attention(80, 256, 256, BF16), "attention, 512": attention(64, 512, 512, BF16),
+    "attention, 16 keys": attention(64, 16, 512, BF16), "latent attention, 320": attention(64, 320, 256, BF16),
+    "latent attention, 576": attention(64, 576, 512, BF16), "merge of 256 parts": attention(1, 512, 512, BF16, 256, 1),
+    "attention, float16, 64": attention(64, 64, 64, F16), "attention, float16, 128": attention(64, 128, 128, F16),
+    "attention, float16, 256": attention(80, 256, 256, F16), "attention, float32, 64": attention(64, 64, 64, F32),
+    "attention, float32, 128": attention(64, 128, 128, F32), "attention, float32, 256": attention(80, 256, 256, F32),
+    "product, 128 rows": product((128,), BF16), "product of int4": product((128,), ("int4", False, "offsets")),
+    "product, prompts of int8": product((4, 256), ("int8", True, False)),
+    "product, prompts of e2m1": product((4, 256), ("e2m1", True, False)),
+    "experts, 8192 rows": experts(8192, BF16, False), "experts, gated": experts(8192, BF16, True),
+    "experts, float16": experts(8192, F16, False), "experts, float32": experts(8192, F32, False),
+    "experts, e2m1": experts(8192, ("e2m1", False, False), False),
+    "experts, e4m3, gated": experts(8192, ("e4m3", False, False), True),
+    "norm, 128 rows": norm(3 * MAX_TURN), "cutoffs": cutoffs(262144),
+}  # fmt: skip
+"""Name -> an operation in the largest blocks that `unsupported` takes."""
+
+
+@pytest.mark.each_value
+@pytest.mark.parametrize("target", CARDS)
+@pytest.mark.parametrize("name", LARGEST)
+def test_the_largest_blocks_keep_the_limits_of_each_card(name: str, target: str) -> None:
+    """XLA refuses more shared memory than the card has; a delta rule of 256 would spill 440 bytes in prompts."""
+    run, arrays = LARGEST[name]
+    kernels = kernels_on(target, run, *arrays)
+    assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []
+
+
+@pytest.mark.parametrize("dtype", [F16, F32])
+@pytest.mark.parametrize("size", [320, 512])
+def test_wide_keys_of_other_floats_are_left_to_xla(size: int, dtype: Any) -> None:
+    """Split into bfloat16 numbers, they would spill up to 19,160 bytes of a thread."""
+    run, arrays = attention(16, size, 256, dtype)
+    assert kernels_on("nvidia-h100", run, *arrays) == ()

@@ -1,0 +1,26 @@
+"""Kernels of a program on an absent GPU, with their registers by ptxas."""
+
+from collections.abc import Callable
+from typing import Any
+
+import jax
+
+from ir_passes.compile.buffer_assignment import compile_with_assignment
+from ir_passes.targets import read_target
+from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
+
+CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+
+
+def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[KernelResources, ...]:
+    """Compile a function of arrays or their types for a GPU, and return its Pallas kernels.
+
+    Raises:
+        TargetError: a kernel asks for more shared memory than the GPU has.
+    """
+    machine = read_target(target)
+    place = jax.sharding.SingleDeviceSharding(machine.devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    with machine.tracing():
+        lowered = jax.jit(run).lower(*types)
+    return kernel_resources(compile_with_assignment(lowered, None).kernels, target)

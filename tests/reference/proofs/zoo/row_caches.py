@@ -1,5 +1,6 @@
 """Row caches in the manner of MaxText and JAX-LLM-examples: prefill by segment ids, decoding, rings."""
 
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -79,13 +80,21 @@ def put_by_lane(pool: Array, new: Array, positions: Array) -> Array:
     return lax.fori_loop(0, LANES, put, pool, unroll=LANES)
 
 
-def decode_step(w, pools, positions, x):
-    """Segments of a lane's row select its visible tokens."""
-    q, k, v = project(w, x)
-    q, k = rotate(q, positions), rotate(k, positions)
-    news = {"k": k, "v": v, "segment": jnp.ones(LANES, jnp.int32)}
-    pools = {name: put_by_lane(pools[name], new, positions) for name, new in news.items()}
-    return attend(q, pools["k"], pools["v"], pools["segment"] == 1) @ w["o"].T, pools
+Change = Callable[[Array], Array]
+unchanged = lambda array: array
+
+
+def decode(position: Change = unchanged, new: Change = unchanged, contents: Change = unchanged) -> Any:
+    """Segments of a lane's row select its visible tokens; positions, entries and segments may be other ones."""
+
+    def step(w, pools, positions, x):
+        q, k, v = project(w, x)
+        q, k = rotate(q, positions), rotate(k, positions)
+        news = {"k": new(k), "v": v, "segment": jnp.ones(LANES, jnp.int32)}
+        pools = {name: put_by_lane(pools[name], new, position(positions)) for name, new in news.items()}
+        return attend(q, pools["k"], pools["v"], contents(pools["segment"]) == 1) @ w["o"].T, pools
+
+    return step
 
 
 def seen(position: Array, began: Array) -> Array:
@@ -107,6 +116,6 @@ def ring_step(w, pools, steps, began, x):
 
 PROGRAMS = (
     Program("row cache, prefill by segment ids", prefill_step, PREFILL, draw_prefill),
-    Program("row cache, decoding by segment ids", decode_step, DECODE, draw_decode),
+    Program("row cache, decoding by segment ids", decode(), DECODE, draw_decode),
     Program("row cache, ring of a shared index", ring_step, RINGS, draw_ring),
 )

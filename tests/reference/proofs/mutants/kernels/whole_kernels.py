@@ -19,18 +19,15 @@ _bounded = lambda blocks: jnp.minimum(blocks, CONTEXT // zoo.BLOCK)
 
 
 def _rows(change: Any) -> Any:
-    """The whole-array kernel with a fault in rows or length."""
+    return zoo.by_row(zoo.rows_body(change))
 
-    def body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
-        lane = pl.program_id(0)
-        read, output, written, length = change(lengths, lane)
-        out[output] = new[read] * x[lane]
 
-        @pl.when(length > 0)
-        def _() -> None:
-            new[written] = new[lane] * 0.5 + x[lane]
+def _copies(change: Any) -> Any:
+    return zoo.copies(zoo.copies_body(change))
 
-    return zoo.by_row(body)
+
+def _masked(*stored: int, **changes: Any) -> Any:
+    return zoo.masked(zoo.masked_body(*stored, **changes))
 
 
 def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
@@ -38,22 +35,6 @@ def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
     first = pl.program_id(0) * 2
     rows = pl.ds(first, 2)
     out[rows] = new[rows] - jnp.mean(x[rows], axis=0, keepdims=True)
-
-
-def _copies(change: Any) -> Any:
-    """The kernel that copies, with a fault in its rows or its length."""
-
-    def body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-        read, written, length = change(slots, lengths, pl.program_id(0))
-        zoo.copied(new.at[pl.ds(read, 1)], contents, results.at[0])
-        out[...] = contents[...] * x[...]
-
-        @pl.when(length > 0)
-        def _() -> None:
-            contents[...] = contents[...] * 0.5 + x[...]
-            zoo.copied(contents, new.at[pl.ds(written, 1)], results.at[1])
-
-    return zoo.copies(body)
 
 
 def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
@@ -106,25 +87,14 @@ def through_an_operand(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> No
 def through_a_scalar(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, full: Any, results: Any) -> None:
     """A lane leaves its first token's sign in the next lane's length."""
     lane = pl.program_id(0)
-    zoo.copies_body(slots, lengths, x, old, out, new, full, results)
+    zoo.copies_body()(slots, lengths, x, old, out, new, full, results)
     lengths[_next(lane)] = (x[0, 0] > 0).astype(jnp.int32)
-
-
-def _masked(stored: int, read: int = VALUE, other: bool = True, length: int = 8) -> Any:
-    def body(x: Any, out: Any) -> None:
-        indices = jnp.arange(length)
-        instead = -jnp.inf if other else None
-        row = plgpu.load(x.at[indices], mask=indices < read, other=instead)
-        weights = jnp.exp(row - jnp.max(row))
-        plgpu.store(out.at[indices], weights / jnp.sum(weights), mask=indices < stored)
-
-    return zoo.masked(body)
 
 
 def written_twice(x: Any, out: Any) -> None:
     """A store beyond the row, and then the row."""
     plgpu.store(out.at[jnp.arange(8)], jnp.zeros(8))
-    zoo.masked_body(x, out)
+    zoo.masked_body()(x, out)
 
 
 def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:

@@ -6,22 +6,20 @@ from typing import Any
 import jax.numpy as jnp
 from jax import Array, lax
 from mutants.mutant import Kind, wrong
-from zoo.attention import WINDOW, attend, project, rotate
+from zoo.attention import WINDOW, attend, project
 from zoo.meshes.sharded_experts import PARALLEL_SPECS, of_experts, parallel
 from zoo.meshes.sharded_rows import over
-from zoo.program import CONTEXT, LANES, TOKENS
-from zoo.row_caches import prefill, put_by_lane, seen
+from zoo.program import CONTEXT, TOKENS
+from zoo.row_caches import Change, decode, prefill, seen, unchanged
 
 BAD = (Kind.WRONG_ROW, Kind.CROSS_LANE, Kind.FRAME, Kind.BOUNDS, Kind.CONSTANT, Kind.COLLECTIVE)
-Change = Callable[[Array], Array]
 
 
-_unchanged = lambda array: array
 _rolled = lambda array: jnp.roll(array, 1, axis=0)
 _first = lambda array: jnp.broadcast_to(array[:1], array.shape)
 
 
-def _prefill(segments: Change = _unchanged, rows: Change = _unchanged, change: Change = jnp.zeros_like) -> Any:
+def _prefill(segments: Change = unchanged, rows: Change = unchanged, change: Change = jnp.zeros_like) -> Any:
     """Other segments, other rows of the cache, other rests of rows."""
 
     def step(w, pools, x, settings):
@@ -33,21 +31,8 @@ def _prefill(segments: Change = _unchanged, rows: Change = _unchanged, change: C
     return step
 
 
-def _decode(position: Change = _unchanged, new: Change = _unchanged, contents: Change = _unchanged) -> Any:
-    """Other positions, other entries, other segments of the rows."""
-
-    def step(w, pools, positions, x):
-        q, k, v = project(w, x)
-        q, k = rotate(q, positions), rotate(k, positions)
-        news = {"k": new(k), "v": v, "segment": jnp.ones(LANES, jnp.int32)}
-        pools = {name: put_by_lane(pools[name], new, position(positions)) for name, new in news.items()}
-        return attend(q, pools["k"], pools["v"], contents(pools["segment"]) == 1) @ w["o"].T, pools
-
-    return step
-
-
 def _ring(
-    began: Change = _unchanged, new: Change = _unchanged, place_of: Callable[[Array, Array], Array] = lambda i, _: i
+    began: Change = unchanged, new: Change = unchanged, place_of: Callable[[Array, Array], Array] = lambda i, _: i
 ) -> Any:
     """Other beginnings, other entries, another place of the ring."""
 
@@ -81,11 +66,11 @@ MUTANTS = (
     _one(PREFILL, "row-prefill-rows", "keys and values go to the rows of lanes in reverse",
          _prefill(rows=lambda new: new[::-1])),
     _one(PREFILL, "row-prefill-rest", "behind a prompt lies what another row held there", _prefill(change=_rolled)),
-    _one(DECODE, "row-decode-first", "all lanes write at the position of lane 0", _decode(position=_first)),
+    _one(DECODE, "row-decode-first", "all lanes write at the position of lane 0", decode(position=_first)),
     _one(DECODE, "row-decode-longest", "all lanes write at the greatest position",
-         _decode(position=lambda array: jnp.minimum(jnp.broadcast_to(array.max(), array.shape), CONTEXT - 1))),
-    _one(DECODE, "row-decode-new", "the key of the lane before is written", _decode(new=_rolled)),
-    _one(DECODE, "row-decode-held", "a lane sees what another row holds", _decode(contents=_rolled)),
+         decode(position=lambda array: jnp.minimum(jnp.broadcast_to(array.max(), array.shape), CONTEXT - 1))),
+    _one(DECODE, "row-decode-new", "the key of the lane before is written", decode(new=_rolled)),
+    _one(DECODE, "row-decode-held", "a lane sees what another row holds", decode(contents=_rolled)),
     _one(RING, "ring-began-first", "what lane 0 may see is shown to all", _ring(began=_first), "JAX-LLM-examples"),
     _one(RING, "ring-began-rolled", "a lane sees as far back as another began", _ring(began=_rolled),
          "JAX-LLM-examples"),

@@ -9,7 +9,7 @@ from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from jax.experimental.pallas import triton as plgpu
-from zoo.kernels.read_kernels import IDLE, ONE, Kernel, draw_in_place, like
+from zoo.kernels.read_kernels import IDLE, ONE, Kernel, draw_in_place, like, own_row
 from zoo.program import CONTEXT, LANES, VALUE, Program, normal
 
 from ir_passes import Lane, LaneContract, Pool
@@ -21,22 +21,27 @@ SUMS = LaneContract((Lane(), Lane()), (Lane(),))
 MASKED = LaneContract((Lane(),), (Lane(),))
 
 
-def rows_body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
-    """A lane's row of whole arrays, by grid step; an idle lane's row stays."""
-    lane = pl.program_id(0)
-    out[lane] = new[lane] * x[lane]
+def rows_body(change: Any = lambda lengths, lane: (lane, lane, lane, lengths[lane])) -> Kernel:
+    """A lane's row of whole arrays, by grid step, kept if it is idle; `change` gives rows and length."""
 
-    @pl.when(lengths[lane] > 0)
-    def _() -> None:
-        new[lane] = new[lane] * 0.5 + x[lane]
+    def row_body(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
+        lane = pl.program_id(0)
+        read, output, written, length = change(lengths, lane)
+        out[output] = new[read] * x[lane]
+
+        @pl.when(length > 0)
+        def _() -> None:
+            new[written] = new[lane] * 0.5 + x[lane]
+
+    return row_body
 
 
-def by_row(body: Kernel = rows_body, alias: bool = True, lanes: int = LANES) -> Callable[..., Any]:
+def by_row(body: Kernel | None = None, alias: bool = True, lanes: int = LANES) -> Callable[..., Any]:
     """Rows by lane as in Triton: arrays stay whole, the kernel writes its rows."""
 
     def step(rows: Array, x: Array, lengths: Array) -> Any:
         call = pl.pallas_call(
-            body,
+            body or rows_body(),
             grid=(lanes,),
             in_specs=[WHOLE] * 3,
             out_specs=[WHOLE] * 2,
@@ -61,20 +66,23 @@ def copied(source: Any, target: Any, semaphore: Any) -> None:
     copy.wait()
 
 
-def copies_body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, buffer: Any, signals: Any) -> None:
-    """Copy a lane's row to the core and back; keep an idle lane's row."""
-    lane = pl.program_id(0)
-    row = new.at[pl.ds(slots[lane], 1)]
-    copied(row, buffer, signals.at[0])
-    out[...] = buffer[...] * x[...]
+def copies_body(change: Any = own_row) -> Kernel:
+    """Copy a lane's row to the core and back, unless it is idle; `change` gives rows and length."""
 
-    @pl.when(lengths[lane] > 0)
-    def _() -> None:
-        buffer[...] = buffer[...] * 0.5 + x[...]
-        copied(buffer, row, signals.at[1])
+    def copy_body(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
+        read, written, length = change(slots, lengths, pl.program_id(0))
+        copied(new.at[pl.ds(read, 1)], contents, results.at[0])
+        out[...] = contents[...] * x[...]
+
+        @pl.when(length > 0)
+        def _() -> None:
+            contents[...] = contents[...] * 0.5 + x[...]
+            copied(contents, new.at[pl.ds(written, 1)], results.at[1])
+
+    return copy_body
 
 
-def copies(body: Kernel = copies_body) -> Callable[..., Any]:
+def copies(body: Kernel | None = None) -> Callable[..., Any]:
     """A TPU's way: the pool stays in the device's memory."""
 
     def step(pool: Array, slots: Array, x: Array, lengths: Array) -> Any:
@@ -87,7 +95,7 @@ def copies(body: Kernel = copies_body) -> Callable[..., Any]:
             scratch_shapes=[pltpu.VMEM((1, VALUE), jnp.float32), pltpu.SemaphoreType.DMA((2,))],
         )
         call = pl.pallas_call(
-            body,
+            body or copies_body(),
             grid_spec=spec,
             out_shape=like(x, pool),
             input_output_aliases={3: 1},
@@ -99,20 +107,24 @@ def copies(body: Kernel = copies_body) -> Callable[..., Any]:
     return step
 
 
-def masked_body(x: Any, out: Any) -> None:
+def masked_body(stored: int = VALUE, read: int = VALUE, other: bool = True, length: int = 8) -> Kernel:
     """A softmax over a row that is shorter than the block that works on it."""
-    columns = jnp.arange(8)
-    mask = columns < VALUE
-    row = plgpu.load(x.at[columns], mask=mask, other=-jnp.inf)
-    weights = jnp.exp(row - jnp.max(row))
-    plgpu.store(out.at[columns], weights / jnp.sum(weights), mask=mask)
+
+    def softmax_body(x: Any, out: Any) -> None:
+        indices = jnp.arange(length)
+        instead = -jnp.inf if other else None
+        row = plgpu.load(x.at[indices], mask=indices < read, other=instead)
+        weights = jnp.exp(row - jnp.max(row))
+        plgpu.store(out.at[indices], weights / jnp.sum(weights), mask=indices < stored)
+
+    return softmax_body
 
 
-def masked(body: Kernel = masked_body) -> Callable[..., Any]:
+def masked(body: Kernel | None = None) -> Callable[..., Any]:
     def step(x: Array) -> Any:
         row = pl.BlockSpec((ONE, VALUE), lambda lane: (lane, 0))
         call = pl.pallas_call(
-            body, grid=(LANES,), in_specs=[row], out_specs=row, out_shape=like(x)[0],
+            body or masked_body(), grid=(LANES,), in_specs=[row], out_specs=row, out_shape=like(x)[0],
             compiler_params=plgpu.CompilerParams(), interpret=True,
         )  # fmt: skip
         return (call(x),)

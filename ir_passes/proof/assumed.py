@@ -75,7 +75,7 @@ def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping
 
 
 def assume_names(site: Any, label: str) -> None:
-    """Assume that an array has the dimensions that a label names, if any."""
+    """Assume the dimensions named by an array's label, if any."""
     if site.name == "name" and label.startswith(NAMED):
         names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
         site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))

@@ -534,7 +534,7 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
 
 
 def places_of(site: Site, axis: int) -> tuple[int, int]:
-    """Return the first index and the step along an axis, of a slice or of the opposite order."""
+    """Return first index and step along an axis, of a slice or the opposite order."""
     if site.name == "rev":
         return (site.shape[axis] - 1, -1) if axis in site.params["dimensions"] else (0, 1)
     steps = site.params["strides"]

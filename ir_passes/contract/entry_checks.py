@@ -28,7 +28,7 @@ from ir_passes.jaxpr import ir, primitives
 
 
 def check_entries(inputs: Sequence[Bound], outputs: Sequence[Bound]) -> None:
-    """Raise ContractError for roles and groups that do not exist, and outputs with entries of inputs."""
+    """Raise ContractError for unknown roles and groups, and outputs with entries of inputs."""
     for bound in (*inputs, *outputs):
         check_role(bound.path, bound.entry)
     for bound in outputs:
@@ -59,7 +59,7 @@ def check_entries(inputs: Sequence[Bound], outputs: Sequence[Bound]) -> None:
 
 
 def null_maps(inputs: Sequence[Bound]) -> list[int]:
-    """Return indices of the slot maps that put idle lanes on the null row."""
+    """Return indices of the slot maps with idle lanes on the null row."""
     maps = [(k, array.entry) for k, array in enumerate(inputs) if isinstance(array.entry, SlotMap)]
     return [k for k, entry in maps if entry.null and not entry.disjoint]
 
@@ -84,7 +84,7 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
 
 
 def check_opaque(name: str, declaration: Any) -> None:
-    """Raise ContractError for a declaration that no operation can have."""
+    """Raise ContractError for a declaration of an impossible operation."""
     where = f"opaque {name!r}"
     if not isinstance(declaration, Opaque):
         raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")

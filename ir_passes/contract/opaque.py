@@ -18,7 +18,7 @@ def donors(declaration: Opaque) -> dict[int, int]:
 
 
 def fits(declaration: Opaque, operands: Sequence[Shape], results: Sequence[Shape]) -> bool:
-    """True if a call has the declared numbers of operands, results and dimensions, and the axes."""
+    """True if a call has the declared operands, results, dimensions and axes."""
     sides = (declaration.inputs, operands), (declaration.outputs, results)
     if any(len(entries) != len(shapes) for entries, shapes in sides):
         return False

@@ -16,7 +16,7 @@ from ir_passes.jaxpr.dtypes import is_integer, is_key, limits
 
 
 def holds(dtype: Any, number: float) -> bool:
-    """True if a dtype represents a number such as 0, 1 or -inf; False for nan."""
+    """True if a dtype represents a number, such as 0 or -inf; False for nan."""
     if not _is_number(dtype):
         return False
     if is_whole(dtype):

@@ -80,7 +80,7 @@ def require_donation() -> None:
 
 
 def check_traced(program: Any) -> None:
-    """Raise TypeError for an object that is no traced function."""
+    """Raise TypeError for anything except a traced function."""
     if not isinstance(program, jax.stages.Traced):
         raise TypeError(
             "expected a jaxpr (jax.make_jaxpr(fn)(*args)) or a traced function (jax.jit(fn).trace(*args)), got "

@@ -1,4 +1,4 @@
-"""Values of unwritten memory when a plain program is run; a proof reads its types only."""
+"""Values of unwritten memory in runs of plain programs; a proof reads types only."""
 
 from typing import Any
 

@@ -86,15 +86,17 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
             raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}")
         places = [_checked(place_of(index), int(full)) for index, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
-        is_alone = sum(arrays) == 1 and all(map(_covers, places, indexer.shape, arrays))
+        covers = (is_array or _is_whole(*pair) for *pair, is_array in zip(places, indexer.shape, arrays, strict=True))
+        is_alone = sum(arrays) == 1 and all(covers)
         if any(arrays) and not all(arrays) and not is_alone:
             raise UnreadableKernel("arrays of indices beside slices")
         all_places.append(places)
     return all_places
 
 
-def _covers(place: "IndexRange", full: int, is_array: bool) -> bool:
-    return is_array or (isinstance(place.start, int) and (place.start, place.size, place.stride) == (0, full, 1))
+def _is_whole(place: IndexRange, full: int) -> bool:
+    is_static = isinstance(place.start, int | np.integer)
+    return is_static and (place.start, place.size, place.stride) == (0, full, 1)
 
 
 def _checked(place: IndexRange, full: int) -> IndexRange:
@@ -116,10 +118,7 @@ def read_at(value: Any, places: Places) -> Any:
 
 
 def _whole(value: Any, indices: list[IndexRange]) -> bool:
-    return all(
-        isinstance(place.start, int | np.integer) and (place.start, place.size, place.stride) == (0, size, 1)
-        for place, size in zip(indices, value.shape, strict=True)
-    )
+    return all(map(_is_whole, indices, value.shape))
 
 
 def is_static(indices: list[IndexRange]) -> bool:
@@ -163,8 +162,7 @@ def write_at(value: Any, places: Places, new: Any) -> Any:
         return value.at[_numbers(indices)].set(new, mode="promise_in_bounds")
     part = lax.expand_dims(new, _scalar_dims(indices))
     if any(place.stride != 1 for place in indices):
-        positions = [place.start + place.stride * np.arange(place.size or 1) for place in indices]
-        return value.at[np.ix_(*positions)].set(part)
+        raise UnreadableKernel("a store with a stride")
     return lax.dynamic_update_slice(value, part, _starts(indices), allow_negative_indices=False)
 
 

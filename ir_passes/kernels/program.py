@@ -40,7 +40,7 @@ def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
     kernel = _Kernel.of(eqn)
 
     def run(*operands: Any) -> list[Any]:
-        """Run the kernel with the first guess of its blocks that the body confirms."""
+        """Run the kernel with the first guess of its blocks confirmed by the body."""
         guesses = Guesses(kernel)
         while True:
             try:
@@ -127,7 +127,7 @@ class _Kernel:
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
 
     def guessed(self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: bool) -> "_Kernel":
-        """Return the kernel with arrays cut by steps; each step writes new scratch before it reads."""
+        """Return the kernel with arrays cut by steps, and perhaps new scratch for each step."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         for (kind, number), cut in cuts.items():
             side = outputs if kind == "result" else inputs

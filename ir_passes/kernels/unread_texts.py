@@ -4,7 +4,7 @@ from typing import Any
 
 
 def no_order(result: int, axis: int, size: int) -> str:
-    """Return the reason of steps without an order that write one block."""
+    """Return the reason of unordered steps with one block to write."""
     steps = f"the {size} steps of grid axis {axis} write one block"
     order = "nothing says that they run one after the other: compiler_params=pltpu.CompilerParams()"
     return f"result {result}: {steps}, and {order}"

@@ -43,7 +43,7 @@ def at_output(prover: Prover, flat: ir.ClosedJaxpr, k: int, refusal: RefusalText
 def of_rows(
     site: Site, text: RefusalText, pool: PoolRows, index: Value, full: Sequence[int], write: bool
 ) -> RefusalText:
-    """Return the refusal of an access to rows, with its details; `full` is the shape on one device."""
+    """Return the refusal of an access to rows; `full` is the shape on one device."""
     bound, fact, split = site.prover.bound, index.fact, getattr(index.owner, "split", ())
     constant = index.range[0] if index.range is not None and index.range[0] == index.range[1] else None
     details: dict[str, Any] = {
@@ -149,7 +149,7 @@ def not_accepted(prover: Prover, flat: ir.ClosedJaxpr, k: int, value: Value) -> 
 
 
 def failed(bound: BoundContract, error: Exception) -> Violation:
-    """Return the violation of a proof that raises an error."""
+    """Return the violation of a proof with an error."""
     about = concerned(bound, [(LaneRows(0), (bound.lanes,))])
     return refusals.PROOF_FAILED(error=type(error).__name__, reason=error).violation(about)
 
@@ -163,7 +163,7 @@ def uncoupled(prover: Prover, first: int, second: int) -> Violation:
 
 
 def baked_pool(prover: Prover, flat: ir.ClosedJaxpr, var: ir.Var, path: str) -> Violation:
-    """Return the violation of a pool that is a constant of the program."""
+    """Return the violation of a pool among the program's constants."""
     eqns = flat.jaxpr.eqns
     first_use = next((index for index, eqn in enumerate(eqns) if var in eqn.invars), len(eqns))
     place = Place(flat.jaxpr, first_use, prover.values[flat.jaxpr])

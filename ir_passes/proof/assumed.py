@@ -74,8 +74,23 @@ def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping
             yield kind.statement(f"{place} ({times} calls)" if times > 1 else place)
 
 
+def assume_at(site: Any, kind: Assumption) -> None:
+    """Assume something about an operation, named with its line or the innermost call's around it."""
+    site.prover.assumed.add(kind.statement(_named(site)))
+
+
+def note_callback(site: Any) -> None:
+    """Note a debugging callback."""
+    site.prover.notes.add(Note.DEBUG_CALLBACK.statement(_named(site)))
+
+
+def _named(site: Any) -> str:
+    calls = (site.eqn, *reversed(site.prover.callers))
+    return f"{site.name} at {next((line for eqn in calls for line in ir.frames_of(eqn)), 'unknown')}"
+
+
 def assume_names(site: Any, label: str) -> None:
-    """Assume that an array has the dimensions that a label names, if any."""
+    """Assume the dimensions named by an array's label, if any."""
     if site.name == "name" and label.startswith(NAMED):
         names = ", ".join(name or "." for name in label.removeprefix(NAMED).split(","))
         site.prover.assumed.add(Assumption.DIMENSIONS_NAMED.statement(names))

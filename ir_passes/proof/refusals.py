@@ -3,7 +3,7 @@
 More than 300 lines: one list of texts, by the subject of the rule that refuses.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -270,7 +270,7 @@ BRANCHED_EXCHANGE = RefusalText(
 
 
 def crossing_exchange(axes: Sequence[str], of_pool: bool) -> RefusalText:
-    """Return the refusal of an exchange over mesh axes that split lanes, or rows of a pool."""
+    """Return the refusal of an exchange between devices with different lanes or rows."""
     subject = "rows of a pool" if of_pool else "lanes"
     message = f"it exchanges values over mesh axis {', '.join(axes)}, over which {subject} are split"
     return RefusalText(message, "exchange over axes that split heads or experts only", COLLECTIVE)
@@ -311,7 +311,7 @@ LEAVES_BEFORE_SUM = RefusalText(
 
 
 def pool_not_put_together(split: Sequence[str]) -> RefusalText:
-    """Return the refusal of a pool that leaves a shard_map with another partition."""
+    """Return the refusal of a pool with another partition after a shard_map."""
     subject = f"one device's rows of a pool, split over {', '.join(split)}, are" if split else "copies of a pool are"
     message = f"{subject} put together as if they were otherwise"
     return RefusalText(message, "give the pool the out_spec of its in_spec", COLLECTIVE)
@@ -449,11 +449,13 @@ def other_counts(declaration: Any, operands: Sequence[Any], results: Sequence[An
     return RefusalText(message, "correct its declaration", ViolationKind.OPAQUE)
 
 
-UNEQUAL_ROWS = RefusalText(
-    "{name} is declared row-wise, and its arguments and results have different numbers of rows in this call: {counts}",
-    "correct it",
-    ViolationKind.OPAQUE,
-)
+def unequal_rows(name: str, lengths: Iterable[tuple[int, ...]]) -> RefusalText:
+    """Return the refusal of a row-wise call with different numbers of rows."""
+    counts = ", ".join(str(*length) if length else "none" for length in sorted(lengths))
+    message = f"its arguments and results have different numbers of rows in this call: {counts}"
+    return RefusalText(f"{name} is declared row-wise, and {message}", "correct it", ViolationKind.OPAQUE)
+
+
 OTHER_BODY = RefusalText(
     "{name} is declared row-wise, and this call names a function of the same name, file and line, with another body "
     "than the function declared, or for arguments that it cannot take",

@@ -46,12 +46,6 @@ class Site:
         return self.eqn.primitive.name
 
     @property
-    def source(self) -> str:
-        """The user's "file:line", or the innermost call's around it, or "unknown"."""
-        calls = (self.eqn, *reversed(self.prover.callers))
-        return next((line for eqn in calls for line in ir.frames_of(eqn)), "unknown")
-
-    @property
     def shape(self) -> tuple[int, ...]:
         return ir.shape_of(self.eqn.outvars[0])
 

@@ -510,4 +510,5 @@ class Value:
     def replace(self, **changes: Any) -> "Value":
         return replace(self, **changes)
 
-    __str__ = value_text
+    def __str__(self) -> str:
+        return value_text(self)

@@ -64,7 +64,7 @@ def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:
     entries = zip((*declaration.inputs, *declaration.outputs), (*site.shapes, *results), strict=True)
     lengths = {shape[e.axis : e.axis + 1] for e, shape in entries if isinstance(e, Lane)}
     if len(lengths) > 1:
-        return refusals.UNEQUAL_ROWS(name=declaration.name, counts=", ".join(map(str, sorted(lengths))))
+        return refusals.unequal_rows(declaration.name, lengths)
     is_declared = has_declared_body(site.eqn, site.prover.invariance)
     return None if is_declared else refusals.OTHER_BODY(name=declaration.name)
 

@@ -8,10 +8,10 @@ from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, S
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
 from ir_passes.contract.opaque_names import same_body
-from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.proof import owners, refusals
+from ir_passes.proof.assumed import note_callback
 from ir_passes.proof.concerned import describe
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
@@ -32,7 +32,7 @@ def opaque(site: Site, *operands: Value) -> list[Value]:
     """
     declaration = opaque_of(site.eqn, site.prover.bound.opaque)
     if declaration is None and site.name in ("debug_callback", "debug_print") and not site.eqn.outvars:
-        site.prover.notes.add(Note.DEBUG_CALLBACK.statement(f"{site.name} at {site.source}"))
+        note_callback(site)
         return []
     if declaration is None:
         text = undeclared_call(site, operands)

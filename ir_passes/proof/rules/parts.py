@@ -126,10 +126,8 @@ def joined_along(site: Site, axis: int, owners: list[Owner], sizes: list[int]) -
     consecutive = _consecutive_lanes(axis, owners, sizes)
     if consecutive is not None:
         return consecutive
-    mixed = [owner for owner in owners if isinstance(owner, Mixed)]
-    if mixed:
-        return mixed[0]
-    return site.mixed(*refusals.PARTS_OUT_OF_ORDER(axis=axis))
+    mixed = next((owner for owner in owners if isinstance(owner, Mixed)), None)
+    return mixed or site.mixed(*refusals.PARTS_OUT_OF_ORDER(axis=axis))
 
 
 def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> LaneRows | None:
@@ -143,22 +141,18 @@ def _consecutive_lanes(axis: int, owners: list[Owner], sizes: list[int]) -> Lane
     (per_lane,) = inner
     place, start = 0, None
     for owner, size in pieces:
-        if isinstance(owner, LaneRows):
-            if owner.axis != axis or owner.order is not None or place % per_lane:
-                return None
-            first = owner.start - place // per_lane
-        elif isinstance(owner, OneLane) and isinstance(owner.lane, int):
-            if place % per_lane:
-                return None
-            first = owner.lane - place // per_lane
-        elif isinstance(owner, Common):
-            place += size
+        place += size
+        if isinstance(owner, Common):
             continue
+        if isinstance(owner, OneLane) and isinstance(owner.lane, int):
+            lane = owner.lane
+        elif isinstance(owner, LaneRows) and owner.axis == axis and owner.order is None:
+            lane = owner.start
         else:
             return None
-        if start is not None and first != start:
+        previous_lanes, rest = divmod(place - size, per_lane)
+        if rest or start not in (None, lane - previous_lanes):
             return None
-        start = first
-        place += size
+        start = lane - previous_lanes
     ((split, packed),) = splits
     return LaneRows(axis, per_lane, start or 0, None, split, packed=packed)

@@ -2,6 +2,7 @@
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof import refusals
+from ir_passes.proof.assumed import assume_at
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site
@@ -54,13 +55,13 @@ def ragged_dot(site: Site, x: Value, groups: Value, sizes: Value, *rest: Value) 
         return [Value(x.owner)]
     if isinstance(sizes.owner, Common | OneLane) and not disordered(x.owner):
         if not isinstance(x.owner, Common):
-            site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
+            assume_at(site, Assumption.UNGROUPED_ROWS)
         return [Value(site.join(x.owner, groups.owner, sizes.owner))]
     owner = x.owner
     sorted_by = site.prover.sort_keys.get(owner.order) if isinstance(owner, LaneRows) and owner.order else None
     if isinstance(sizes.fact, Counts) and sorted_by is not None and sizes.fact.key == sorted_by:
         if not sizes.fact.every:
-            site.prover.assumed.add(Assumption.UNGROUPED_ROWS.statement(f"{site.name} at {site.source}"))
+            assume_at(site, Assumption.UNGROUPED_ROWS)
         return [Value(site.join(owner, groups.owner))]
     return [Value(site.mixed(*refusals.OTHER_SORT_KEYS))]
 

@@ -17,7 +17,7 @@ def outlives(fact: Fact | None, name: str, source: Any, target: Any) -> Fact | N
 
 
 def finite_in_product(fact: Fact | None, dtype: Any, result: Any, precision: Any) -> bool:
-    """True if every element is finite, also after rounding by a product; False for an algorithm as `precision`."""
+    """True if every element is finite, also rounded by a product without an algorithm."""
     rounds = isinstance(precision, DotAlgorithm | DotAlgorithmPreset)
     return (fact == Finite() or is_whole(dtype)) and not rounds and stays_finite(dtype, result)
 

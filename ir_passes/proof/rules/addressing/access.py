@@ -8,6 +8,7 @@ from jax.lax import GatherDimensionNumbers, GatherScatterMode
 
 from ir_passes.contract.statements import Assumption
 from ir_passes.proof import refusals
+from ir_passes.proof.assumed import assume_at
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol, axis_of, moved
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import constant
@@ -231,6 +232,6 @@ def unsorted(site: Site, access: Access) -> Mixed | None:
     if sorted_count <= 1 or not varying or counts_up:
         return None
     if all(isinstance(value.owner, Common) for value in access.columns.values()):
-        site.prover.assumed.add(Assumption.SORTED_INDICES.statement(f"{site.name} at {site.source}"))
+        assume_at(site, Assumption.SORTED_INDICES)
         return None
     return site.mixed(*refusals.SORTED_INDICES)

@@ -207,7 +207,10 @@ def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
 
 
 def in_lane(place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition]) -> bool:
-    """True if a place is in the lane that begins at an entry; along an axis, in the lane of the axis's index."""
+    """True if a place is in the lane beginning at an entry.
+
+    With an axis or a symbol, it is the lane of this index.
+    """
     if start.first < 0 or (start.first and (start.axis is not None or start.symbol is not None)):
         return False
     begin, stop = single(start), single(replace(start, first=start.first + 1))

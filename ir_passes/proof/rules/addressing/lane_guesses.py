@@ -1,4 +1,4 @@
-"""Lanes that the conditions of a mask may be about; `in_lane` confirms or refutes each."""
+"""Lanes in the conditions of a mask; `in_lane` confirms or refutes each guess."""
 
 from collections.abc import Iterable, Iterator
 from dataclasses import replace
@@ -7,7 +7,7 @@ from ir_passes.proof.values import Condition, OffsetEntry
 
 
 def starts_of_lanes(conditions: Iterable[Condition]) -> Iterator[OffsetEntry]:
-    """Yield the entries at which lanes begin."""
+    """Yield entries with the first token of a lane."""
     entries = {term for condition in conditions for term, _ in condition.sum.terms if isinstance(term, OffsetEntry)}
     firsts = {
         replace(entry, first=entry.first - distance if entry.axis is None and entry.symbol is None else 0)

@@ -26,6 +26,7 @@ from ir_passes.jaxpr.conversions import holds
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.proof import refusals
+from ir_passes.proof.assumed import assume_at
 from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol
 from ir_passes.proof.rules.addressing import index_sums, token_layout, token_tiles, token_windows
 from ir_passes.proof.rules.addressing.access import Access
@@ -487,7 +488,7 @@ def _product(site: Site, operands: list[Value], result: Value) -> Value:
         dtypes = ir.dtype_of(site.eqn.invars[values]), ir.dtype_of(site.eqn.outvars[0])
         if not finite_in_product(value.fact, *dtypes, site.params["precision"]):
             return result.replace(owner=site.mixed(*refusals.ZERO_TIMES_NAN))
-        site.prover.assumed.add(Assumption.MASKED_SUM.statement(f"{site.name} at {site.source}"))
+        assume_at(site, Assumption.MASKED_SUM)
         return result.replace(owner=replace(fact.rows, axis=result_axes[weights][fact.rows.axis]))
     owners = frozenset(
         replace(value.owner, axis=result_axes[side][value.owner.axis])

@@ -155,7 +155,7 @@ def _index_fault(site: Site, pool: PoolRows, index: Value, access: Access, write
 
 
 def row_fault(site: Site, text: RefusalText, pool: PoolRows, index: Value, full: tuple[int, ...], write: bool) -> Mixed:
-    """Refuse an access; one index into several pools gives one fault, also of an unused result for bounds."""
+    """Refuse an access; one index into several pools gives one fault."""
     text = advice.of_rows(site, text, pool, index, full, write)
     violation = replace(site.violation(*text), fault=index.number or None)
     if text.kind in (ViolationKind.BOUNDS, ViolationKind.CONSTANT):

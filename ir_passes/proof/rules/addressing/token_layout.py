@@ -134,10 +134,10 @@ def _scaled(site: Site, operands: list[Value]) -> _FactAndBounds | None:
 def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     x, y = _operands(site, operands)
     lane_mask = _same_ids(site, operands) or _real_lanes(site, operands)
-    if lane_mask is not None or any(
-        isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken) for value in operands
-    ):
-        return None if lane_mask is None else (lane_mask, None)
+    if lane_mask is not None:
+        return lane_mask, None
+    if any(isinstance(value.fact, SegmentIds | ShiftedIds | LaneOfToken) for value in operands):
+        return None
     if x is None or y is None or not (x.terms or y.terms):
         return None
     mask = _conditions(site.name, difference(x, y))
@@ -462,9 +462,8 @@ def _cumulative_sum(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if isinstance(fact, OffsetCounts):
         holds = _dtype_holds(site, fact.count)
         return lane_of_token(fact.layout, fact.first, fact.count, 0, site.prover.bound.lanes) if holds else None
-    for entry in (
-        [term for term, _ in fact.terms if isinstance(term, OffsetEntry)] if isinstance(fact, IndexSum) else ()
-    ):
+    terms = fact.terms if isinstance(fact, IndexSum) else ()
+    for entry in [term for term, _ in terms if isinstance(term, OffsetEntry)]:
         stop = OffsetEntry(entry.layout, 1, axis)
         if fact == difference(single(stop), single(replace(stop, first=0))):
             return _as_result(site, single(stop))  # cu_seqlens begins with 0
@@ -534,7 +533,7 @@ def _entry_at(site: Site, fact: Fact | None, index: Value, length: int) -> _Fact
 
 
 def places_of(site: Site, axis: int) -> tuple[int, int]:
-    """Return the first index and the step along an axis, of a slice or of the opposite order."""
+    """Return first index and step along an axis, of a slice or the opposite order."""
     if site.name == "rev":
         return (site.shape[axis] - 1, -1) if axis in site.params["dimensions"] else (0, 1)
     steps = site.params["strides"]

@@ -190,9 +190,8 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     in_line = _span_in_line(spans, lengths, places)
     if in_line is not None:
         return _with_span(site, result, in_line, site.shape[axis])
-    windows = (
-        _span_at_distances([_span(site, value, None, 0) for value in operands], axis) if set(lengths) == {1} else None
-    )
+    single_tokens = [_span(site, value, None, 0) for value in operands] if set(lengths) == {1} else []
+    windows = _span_at_distances(single_tokens, axis)
     if windows is not None:
         return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
@@ -218,7 +217,7 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
-    first, second = (*spans, None)[:2]
+    first, second = (*spans, None, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
         return None
     slope = second.start - first.start
@@ -248,9 +247,8 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
         return result.replace(fact=values[0][0].fact) if all(shape == site.shape for _, shape in values) else result
     placed_facts = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
     if placed_facts and all(shape == site.shape for _, shape in values):
-        return _interleaved(
-            site, placed_facts, [value for value, _ in values if value.fact not in placed_facts], result
-        )
+        others = [value for value, _ in values if value.fact not in placed_facts]
+        return _interleaved(site, placed_facts, others, result)
     axes = {span.axis for value, _ in values if (span := _span(site, value, None, 0)) is not None} - {None}
     axis = axes.pop() if len(axes) == 1 else None
     length = 1 if axis is None else site.shape[axis]

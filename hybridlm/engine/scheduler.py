@@ -340,7 +340,7 @@ class Scheduler:
             return False
         queue = queues[index]
         queue._preempt(last[queue], queue._engine.pool)
-        self._engine.stats["preemptions"] += 1
+        self._engine.stats.add("preemptions")
         return True
 
     def _sees_idle(self, queue: "Scheduler") -> bool:
@@ -453,7 +453,7 @@ class Scheduler:
             if sequence is not None and feed is not None:
                 sequence.stepped = True
                 sequence.consumed += len(feed.tokens)
-                engine.stats["prompt_tokens"] += len(feed.tokens)
+                engine.stats.add("prompt_tokens", len(feed.tokens))
                 stepped.append((lane, sequence, len(feed.tokens)))
                 if sequence.consumed in sequence.stops:
                     self._cache_state(sequence, pool)

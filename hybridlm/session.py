@@ -399,7 +399,7 @@ class Session(OneHolder):
         if accepted is not None:
             self._scheduler.settle(dispatched, accepted)
         for sequence, lane in dispatched.sequences:
-            self._engine.stats["sampled_lanes"] += sequence.finish_reason is None
+            self._engine.stats.add("sampled_lanes", sequence.finish_reason is None)
             places = [(lane,)] if accepted is None else [(lane, place) for place in range(accepted[lane])]
             for place in places:
                 if sequence.finish_reason is not None:
@@ -452,7 +452,7 @@ class Session(OneHolder):
 
     def _grow(self, sequence: ActiveSequence) -> None:
         index, token = sequence.request.index, sequence.generated[-1]
-        self._engine.stats["generated_tokens"] += 1
+        self._engine.stats.add("generated_tokens")
         alive = self._alive[index]
         text = alive.text
         if text is not None and token not in sequence.request.params.stop_token_ids:
@@ -485,7 +485,7 @@ class Session(OneHolder):
         for token in end_ids:
             if token not in stops:
                 text.push(token)
-            self._engine.stats["generated_tokens"] += 1
+            self._engine.stats.add("generated_tokens")
             self._events.append(Event(index, token, text.take(), None))
         if text.stopped or count is not None:
             self._events.pop()

@@ -1,7 +1,7 @@
 """A loaded model for scoring, decisions and files."""
 
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -61,7 +61,7 @@ class LoadedFiles:
 
 
 class TokenCounts(NamedTuple):
-    """Tokens and places that a model has computed.
+    """Tokens and places that a model has computed in one thread.
 
     Attributes:
         saved: of shared prefixes.
@@ -224,10 +224,15 @@ class TextModel:
         rows = np.asarray(embedding_rows(head, jnp.asarray(ids, jnp.int32)), np.float64)
         return rows * self.config.logits_multiplier
 
-    def counts(self) -> TokenCounts:
-        stats = self.engine.stats
-        computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
-        return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])
+    def counter(self) -> Callable[[], TokenCounts]:
+        """Return a function that counts what this thread has computed; any thread may call it."""
+        stats = self.engine.stats.of_thread
+
+        def counts() -> TokenCounts:
+            computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))
+            return TokenCounts(stats["prefix_tokens_saved"], computed, stats["step_tokens"], stats["step_places"])
+
+        return counts
 
     @contextmanager
     def keeping(self, finished: FinishedTexts) -> Iterator[None]:

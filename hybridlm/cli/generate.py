@@ -191,9 +191,10 @@ def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int,
             if event.completion is not None:
                 ready[event.index] = event.completion
             while following in ready:
-                _write(text_of(following, ready[following]))
-                del ready[following]
+                # Before it is printed: an interrupted write is completed by the next one.
+                text = text_of(following, ready.pop(following))
                 following += 1
+                _write(text)
     except (KeyboardInterrupt, *EXPECTED) as error:
         for index in sorted(ready):
             _write(text_of(index, ready[index]))

@@ -18,8 +18,8 @@ from hybridlm.cli.generate import generate
 from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.listings import cache, list_families, warmup
-from hybridlm.cli.options import EXIT_INTERRUPTED
 from hybridlm.cli.quantise import quantise
+from hybridlm.cli.signals import EXIT_INTERRUPTED
 from hybridlm.cli.standard_output import standard_output
 from hybridlm.cli.verify import verify
 from hybridlm.version import __version__

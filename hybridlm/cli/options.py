@@ -1,12 +1,10 @@
-"""Options of `load` for all commands; errors without traceback; ends by signals."""
+"""Options of `load` for all commands; errors without traceback."""
 
 import inspect
 import json
 import logging
 import os
-import signal
 import sys
-import threading
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, nullcontext
@@ -22,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridlm.cli.groups import expanded, gathered, parameters_of
+from hybridlm.cli.signals import ended_by_signals, number_of, signals_repeated
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.engine.abstract import SERVING
@@ -180,12 +179,13 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
     with warnings.catch_warnings(), _logged() if verbose else nullcontext():
         warnings.showwarning = lambda message, *rest: typer.echo(f"warning: {message}", err=True)
         try:
-            yield
+            with signals_repeated():
+                yield
             sys.stdout.flush()
         except KeyboardInterrupt as interrupt:
             for line in (*interrupt.args, *_notes(interrupt)):
                 typer.echo(line, err=True)
-            raise typer.Exit(128 + getattr(interrupt, "number", signal.SIGINT)) from None
+            raise typer.Exit(128 + number_of(interrupt)) from None
         except BrokenPipeError:
             drop_rest()
             raise typer.Exit(141) from None
@@ -235,40 +235,3 @@ def _message(error: Exception) -> str:
 def _notes(error: BaseException) -> list[str]:
     """Return the notes on an error, without JAX's notes about tracebacks."""
     return [note for note in getattr(error, "__notes__", ()) if "\n" not in note]
-
-
-ENDING = [signal.SIGTERM, *([signal.SIGHUP] if hasattr(signal, "SIGHUP") else [])]
-
-
-EXIT_INTERRUPTED = [128 + number for number in (signal.SIGINT, *ENDING)]
-"""Exit statuses of an interrupted command."""
-
-
-class Ended(KeyboardInterrupt):
-    """A signal that ends the command."""
-
-    def __init__(self, number: int):
-        self.number = number
-        super().__init__(f"ended by {signal.Signals(number).name}")
-
-
-@contextmanager
-def ended_by_signals() -> Iterator[None]:
-    """Raise Ended for a signal that would end the process without a message.
-
-    Ignored signals (nohup) stay ignored. A process of a group ends at once.
-    """
-    chosen = [number for number in ENDING if signal.getsignal(number) is signal.SIG_DFL]
-    if jax.distributed.is_initialized() or threading.current_thread() is not threading.main_thread():
-        chosen = []
-
-    def end(number: int, frame: object) -> None:
-        raise Ended(number)
-
-    for number in chosen:
-        signal.signal(number, end)
-    try:
-        yield
-    finally:
-        for number in chosen:
-            signal.signal(number, signal.SIG_DFL)

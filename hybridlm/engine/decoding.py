@@ -199,9 +199,10 @@ class Decoding:
             pool.settle(sequence.slot, count)
             sequence.consumed += count
             if drafted:
-                engine.stats["drafted_tokens"] += drafted
-                engine.stats["accepted_tokens"] += count - 1
-                engine.stats["speculation_pauses"] += speculation.observe(sequence, len(accepted), drafted, count - 1)
+                engine.stats.add("drafted_tokens", drafted)
+                engine.stats.add("accepted_tokens", count - 1)
+                pauses = speculation.observe(sequence, len(accepted), drafted, count - 1)
+                engine.stats.add("speculation_pauses", pauses)
 
     def _generate(
         self,
@@ -263,7 +264,7 @@ class Decoding:
         shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor, mtp_drafts)
         timing = self._time(shape)
         accepted, sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=None)
-        engine.stats["verify_steps"] += 1
+        engine.stats.add("verify_steps")
         if timing is not None:
             timing.dispatched(sampled.token)
         return DispatchedStep(sampled, _active_lanes(lanes), accepted, timing)

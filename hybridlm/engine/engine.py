@@ -15,6 +15,7 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint import Fingerprint
+from hybridlm.counts import Counts
 from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
@@ -119,12 +120,11 @@ class Engine:
         self.config = model.config if programs.config is None else programs.config
         self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
-        self.stats = {
-            "steps": 0, "prompt_tokens": 0, "prefix_tokens_saved": 0, "generated_tokens": 0,
-            "sampled_lanes": 0, "scored_tokens": 0, "verify_steps": 0, "drafted_tokens": 0, "accepted_tokens": 0,
-            "speculation_pauses": 0, "step_tokens": 0, "step_places": 0, "decode_tokens": 0, "decode_places": 0,
-            "preemptions": 0,
-        }  # fmt: skip
+        self.stats = Counts([
+            "steps", "prompt_tokens", "prefix_tokens_saved", "generated_tokens", "sampled_lanes", "scored_tokens",
+            "verify_steps", "drafted_tokens", "accepted_tokens", "speculation_pauses", "step_tokens", "step_places",
+            "decode_tokens", "decode_places", "preemptions",
+        ])  # fmt: skip
         self.checked = self.checked or self.runner.checks_rows
         self.after_step: StepHook | None = None
         self._of_thread = threading.local()
@@ -368,14 +368,14 @@ class Engine:
             pool.unsettle(rows[[owner is not None for owner in owners]])
         else:
             pool.advance(rows, counts)
-        self.stats["steps"] += 1
+        self.stats.add("steps")
         if counts is not None:
             tokens, places = int(np.sum(counts)), shape.lanes * shape.tokens
-            self.stats["step_tokens"] += tokens
-            self.stats["step_places"] += places
+            self.stats.add("step_tokens", tokens)
+            self.stats.add("step_places", places)
             if shape.tokens == 1:
-                self.stats["decode_tokens"] += tokens
-                self.stats["decode_places"] += places
+                self.stats.add("decode_tokens", tokens)
+                self.stats.add("decode_places", places)
         return outputs
 
     def program(self, shape: AnyShape) -> CompiledStep:

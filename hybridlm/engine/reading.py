@@ -226,7 +226,7 @@ class Reading(Generic[T]):
                 copy.snapshot = engine.moves.take(engine.pool, copy.slot, copy.tokens[:-1], owner=copy, cached=spans)
             if text.index is None:
                 # Each restore adds the whole prefix to the statistic, but it was computed once.
-                engine.stats["prefix_tokens_saved"] -= copy.consumed
+                engine.stats.add("prefix_tokens_saved", -copy.consumed)
         self.release(text)
         self.states += text.index is None and bool(text.children)
 
@@ -281,7 +281,7 @@ class Reading(Generic[T]):
             text.take(results, lane, first, count)
             if self._probing is not None:
                 text.mark_wrong(self._probing.take(text, reads, results.hidden_states, lane))
-            self.engines[0].stats[self._counter] += count
+            self.engines[0].stats.add(self._counter, count)
             if last:
                 text.finish()
                 if text.index is not None:

@@ -391,7 +391,7 @@ class Scheduler:
         if isinstance(sequence, ActiveSequence):
             self._cache_state(sequence, self._engine.pool)
         self._requeue(sequence)
-        self._engine.stats["preemptions"] += 1
+        self._engine.stats.add("preemptions")
 
     def _requeue(self, sequence: Queued) -> None:
         self._release(sequence)
@@ -451,7 +451,7 @@ class Scheduler:
             if sequence is not None and feed is not None:
                 sequence.stepped = True
                 sequence.consumed += len(feed.tokens)
-                engine.stats["prompt_tokens"] += len(feed.tokens)
+                engine.stats.add("prompt_tokens", len(feed.tokens))
                 stepped.append((lane, sequence, len(feed.tokens)))
                 if sequence.consumed in sequence.stops:
                     self._cache_state(sequence, pool)

@@ -126,7 +126,7 @@ class BatchTask(Task):
             model.keeping,
         )
         origin = {**model.origin(), "prefix_cache": engine.options.texts()["prefix_cache"]}
-        return batch_rows(batch, origin, counts=model.counts, window=LINES_PER_LANE * engine.lanes)
+        return batch_rows(batch, origin, counts=model.counter(), window=LINES_PER_LANE * engine.lanes)
 
 
 def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:

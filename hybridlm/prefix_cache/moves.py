@@ -6,6 +6,7 @@ from typing import Any
 import jax
 import numpy as np
 
+from hybridlm.counts import Counts
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.runner import Move, Runner
 from hybridlm.rows.arrays import maker_of_zeros
@@ -37,7 +38,7 @@ class RowMoves:
         kind: StateKind,
         rows: Callable[[int, int], Rows],
         placement: Placement,
-        stats: dict[str, int],
+        stats: Counts,
         head: bool = False,
     ):
         self._runner, self._rows, self._placement = runner, rows, placement
@@ -167,7 +168,7 @@ class RowMoves:
             self._restore(source, "span", pool, _scalars(0, number, count), snapshot.mark)
         pool.moved(slot, snapshot.position)
         self._runner.adopt(owner, snapshot.mark)
-        self._stats["prefix_tokens_saved"] += snapshot.position
+        self._stats.add("prefix_tokens_saved", snapshot.position)
         return snapshot.position
 
     def copied(self, buffers: CachedBuffers) -> CachedBuffers:

@@ -138,7 +138,7 @@ class ScoreTask(Task):
 
         return scored_rows(
             model.items.read, scores, model.origin(), settings.of_file(vocab_size), vocab_size, self._probed(model),
-            counts=model.counts, during=model.keeping,
+            counts=model.counter(), during=model.keeping,
         )  # fmt: skip
 
     def _probed(self, model: TextModel) -> ProbedRows | None:

@@ -144,7 +144,7 @@ def text_task(
         read=lambda row: encode(row.item, row.key),
         run=run,
         origin={**model.origin(), **origin},
-        counts=model.counts,
+        counts=model.counter(),
         during=model.keeping,
         **fields,
     )

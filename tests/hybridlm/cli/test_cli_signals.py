@@ -1,8 +1,10 @@
 """Signals that end a command: it reports, exits with the signal's status, and continues later."""
 
+import gc
 import json
 import os
 import signal
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -13,9 +15,9 @@ from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.cli import options
+from hybridlm.cli import generate, options
 from hybridlm.cli.main import app
-from hybridlm.cli.options import Ended, ended_by_signals
+from hybridlm.cli.signals import Ended, ended_by_signals
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch import batch_task
 from hybridlm.session import Event
@@ -93,6 +95,55 @@ def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, 
     assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [
         "ended by SIGTERM", "no rows are kept: the same command begins again"
     ]  # fmt: skip
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
+def test_during_a_collection_of_garbage(
+    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
+):
+    """Python ignores the exception there; the signal comes again."""
+    arguments, add = command("score", tmp_path), Parts.add
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+
+    def callback(phase: str, info: dict[str, int]) -> None:
+        gc.callbacks.remove(callback)
+        os.kill(os.getpid(), number)
+
+    def collected(self: Parts, *args: Any, **named: Any) -> None:
+        add(self, *args, **named)
+        gc.callbacks.append(callback)
+        gc.collect()
+        time.sleep(10)
+
+    monkeypatch.setattr(Parts, "add", collected)
+    try:
+        result = run(*arguments)
+    finally:
+        signal.signal(signal.SIGINT, handler)
+    assert result.exit_code == 128 + number, result.output
+    assert f"3 rows are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in result.stderr
+
+
+def test_an_interrupted_write_is_not_repeated(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A part of the text may be printed, and the rest is in the stream's buffer."""
+    texts = [f"text {index}" for index in range(3)]
+
+    def events(*args: Any, **settings: Any) -> Any:
+        for index in (1, 0, 2):
+            yield Event(index, 7, "x", hybridlm.Completion(texts[index], [7], None, None, "stop", [1]))
+
+    printed: list[str] = []
+
+    def write(text: str) -> None:
+        printed.append(text.splitlines()[1])
+        if len(printed) == 1:
+            raise KeyboardInterrupt
+
+    monkeypatch.setattr(hybridlm.LM, "stream", events)
+    monkeypatch.setattr(generate, "_write", write)
+    result = run("generate", "-m", "tiny", "A", "B", "C")
+    assert result.exit_code == 130 and printed == texts[:2]
+    assert result.stderr.splitlines() == ["2 of 3 completions were finished and are printed"]
 
 
 def test_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -16,7 +16,6 @@ from outside_steps import (
     STEPS,
     TOKENS,
     D,
-    FalseAlarm,
     Leaks,
     N,
     T,

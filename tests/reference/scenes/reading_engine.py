@@ -1,13 +1,14 @@
 """An engine without a model: the real scheduler and pool, and steps that compute nothing."""
 
 import weakref
-from collections import Counter, deque
+from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 
+from hybridlm.counts import Counts
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.multiprocess.decisions import Decisions
@@ -48,7 +49,7 @@ class ReadingEngine:
         self.pool = RowPool(Rows((), np.zeros((lanes, 1), np.int32)))
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Any] = deque()
-        self.stats, self.decisions = Counter[str](), Decisions()
+        self.stats, self.decisions = Counts(), Decisions()
         self.moves, self.runner = self, SimpleNamespace(forget=lambda owner: None)
         self.tokens = self.places = self.computed = 0
 

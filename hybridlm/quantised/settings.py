@@ -135,11 +135,17 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
     experts = settings.get("expert_dtype", "fp8")
     if experts not in ("fp8", "fp4"):
         faults.append(f"quantization_config.expert_dtype: expected fp8 or fp4, found {experts!r}")
+    # Ling 3.0; DeepSeek writes the field above.
+    routed = settings.get("routed_experts_quant_method", "mxfp4" if experts == "fp4" else "fp8")
+    if routed not in ("fp8", "mxfp4"):
+        faults.append(f"quantization_config.routed_experts_quant_method: expected fp8 or mxfp4, found {routed!r}")
+    if (columns := settings.get("routed_experts_group_size", 32)) != 32 and routed == "mxfp4":
+        faults.append(f"quantization_config.routed_experts_group_size: expected 32, found {columns!r}")
     schemes = {"fp8-block"} if block else {"fp8-tensor", "fp8-channel"}
     schemes |= {"fp8-block"} if "weight_block_size" not in settings else set()  # 128 x 128, as in transformers
-    schemes |= {"mxfp4"} if experts == "fp4" else set()
+    schemes |= {"mxfp4"} if routed == "mxfp4" else set()
     size = (block[0], block[1]) if block else (128, 128)
-    hints = Hints(size, bool(block), fp4_experts=experts == "fp4")
+    hints = Hints(size, bool(block), fp4_experts=routed == "mxfp4")
     ignored = (*_names(settings, "modules_to_not_convert", faults), *_names(settings, "ignored_layers", faults))
     return QuantisationSettings("fp8", frozenset(schemes), hints, ignored, faults=tuple(faults))
 

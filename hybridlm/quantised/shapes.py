@@ -37,7 +37,7 @@ class Hints:
         block_is_said: the configuration has the block size; otherwise the usual size is assumed.
         bits: of packed integers; empty for any.
         zero_plus_one: zero points are stored less one (first GPTQ version).
-        fp4_experts: int8 codes with inverse scales are pairs of 4-bit floats.
+        fp4_experts: codes of bytes with inverse scales are pairs of 4-bit floats.
         groups: columns of a scale of integers.
         ordered, zeros: integers have an order of columns, or zero points.
     """
@@ -76,7 +76,7 @@ class Tensors:
             if "scale" in self.members or "global" in self.members:
                 raise Mismatch(f"found both {self.members['inverse']} and {self.members.get('scale', 'another scale')}")
             self.members["scale"] = self.members.pop("inverse")
-            if self.of("codes").dtype == "I8" and self.hints.fp4_experts:
+            if self.of("codes").dtype in ("I8", "U8") and self.hints.fp4_experts:
                 self.expect("scale", FLOATS | POWERS)
                 return self.by_columns("mxfp4", 32, pairs=True)
             self.expect("codes", {"F8_E4M3"})

@@ -111,6 +111,13 @@ def mxfp4(weight: np.ndarray) -> Quantised:
     return Quantised(tensors | {"_scale": ("U8", (powers + 127).astype(np.uint8))}, exact)
 
 
+def fp4_experts(weight: np.ndarray, kind: str) -> Quantised:
+    """Return MXFP4 with the names of block-wise float8, as in Ling and DeepSeek."""
+    tensors, exact = mxfp4(weight)
+    codes, powers = tensors["_packed"][1], tensors["_scale"][1]
+    return Quantised({"": (kind, codes), "_scale_inv": ("F8_E8M0", powers)}, exact)
+
+
 def bit_stream(codes: np.ndarray, bits: int) -> np.ndarray:
     """Return unsigned integers as 32-bit words, one Python integer for each row."""
     words = -(-codes.shape[-1] * bits // 32)
@@ -230,6 +237,10 @@ LAYOUTS: Mapping[str, Layout] = {
     "fp8-block-bf16": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "BF16", "grid")),
     "fp8-block-f32": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "F32", "grid")),
     "fp8-block-powers": Layout("fp8-block", FP8, lambda w: float8(w, BLOCK, "_scale_inv", "F8_E8M0", "grid")),
+    "fp8-ling-experts": Layout("mxfp4",
+        FP8 | {"scale_fmt": "ue8m0", "routed_experts_quant_method": "mxfp4", "routed_experts_group_size": 32},
+        lambda w: fp4_experts(w, "I8"), (1, 32)),
+    "fp8-deepseek-experts": Layout("mxfp4", FP8 | {"expert_dtype": "fp4"}, lambda w: fp4_experts(w, "U8"), (1, 32)),
     "fp8-one": Layout("fp8-tensor", FP8_ONE, lambda w: float8(w, (999, 999), "_scale_inv", "F32", "scalar")),
     "modelopt-fp8": Layout("fp8-tensor", modelopt("FP8"), lambda w: float8(w, (999, 999), "_scale", "F32", "scalar")),
     "modelopt-fp8-rows": Layout("fp8-channel", modelopt("FP8_PER_CHANNEL_PER_TOKEN"),

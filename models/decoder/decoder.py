@@ -6,7 +6,7 @@ More than 300 lines: a decoder, its layers and their branches with their configs
 from collections.abc import Hashable
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any, Protocol, Self, runtime_checkable
+from typing import Any, Protocol, runtime_checkable
 
 import jax
 import jax.numpy as jnp
@@ -48,11 +48,11 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A branch with another place of its norm or sum, which `Branch` computes."""
+    """A branch with another norm or sum, computed by `Branch`."""
 
     inner: BranchConfig
 
-    def shard(self, devices: Devices) -> Self:
+    def shard(self, devices: Devices) -> "Wrapped":
         return replace(self, inner=self.inner.shard(devices))
 
     def build(self, hidden: int, rngs: nnx.Rngs) -> Any:

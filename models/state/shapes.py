@@ -19,6 +19,7 @@ Activations and recurrent state are float32; convolution inputs and the KV cache
 
 from typing import Literal, NamedTuple
 
+import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Bool, Float, Float32, Int32
 

@@ -1,4 +1,4 @@
-"""Parts of scripts that write tables: imports of the references of the tests, and lines between marks of a page."""
+"""Scripts that write tables: imports of tests/reference, and lines between marks of a page."""
 
 import os
 import sys
@@ -10,7 +10,7 @@ REFERENCE = ROOT / "tests" / "reference"
 
 
 def import_references() -> None:
-    """Let a script import the package, references of the tests, and models of the benchmarks; run on CPUs."""
+    """Let a script import the package, tests/reference and benchmark models; run on CPUs."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/")), str(ROOT / "scripts" / "benchmarks")]
 

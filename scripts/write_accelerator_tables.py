@@ -190,8 +190,8 @@ def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
     listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
     head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
     text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])
-    before, _, after = parts_of(page, table)
-    return before + text + after
+    begin, _, end = parts_of(page, table)
+    return begin + text + end
 
 
 def main() -> int:

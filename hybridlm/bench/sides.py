@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Mode(StrEnum):
-    """Flag of a benchmark: decode steps without a flag, a first token, or a mixed batch."""
+    """Flag of a benchmark: decode steps (no flag), a first token, or a mixed batch."""
 
     STEPS = ""
     START = "--start"

@@ -33,7 +33,7 @@ DEFAULT_LANES = [1, 2, 4, 8, 16, 32]
 
 @dataclass(frozen=True, kw_only=True)
 class Work:
-    """Sizes, figures and files of a benchmark; an option without a mode has an effect in all."""
+    """Sizes, figures and files of a benchmark; options without a mode apply to all."""
 
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
@@ -138,7 +138,7 @@ def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions
 
 
 def _chosen_options(*groups: Any) -> dict[str, tuple[Mode | Against, ...]]:
-    """Return the modes and engines of each option that differs from its default, by flag."""
+    """Return modes and engines of options with other values than their defaults, by flag."""
     chosen: dict[str, tuple[Mode | Against, ...]] = {}
     for group in groups:
         for name, hint in get_type_hints(type(group), include_extras=True).items():

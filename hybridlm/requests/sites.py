@@ -8,6 +8,7 @@ import numpy as np
 
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.probes import ABLATIONS, MAX_SLOTS, VECTORS, Probe
+from hybridlm.requests.validation import is_whole
 from hybridlm.steps.edit import StateSite
 
 
@@ -37,7 +38,7 @@ class ProbeSites:
         if isinstance(hidden_states, str) or not isinstance(hidden_states, Sequence | np.ndarray):
             raise TypeError(f"hidden_states: expected a list of indices, got {hidden_states!r}")
         layers = len(self.units)
-        wrong = [index for index in hidden_states if isinstance(index, bool) or not isinstance(index, int | np.integer)]
+        wrong = [index for index in hidden_states if not is_whole(index)]
         wrong = wrong or [index for index in hidden_states if not 0 <= index <= layers]
         if wrong:
             raise ValueError(f"hidden_states: expected indices 0..{layers}, got {wrong[0]!r}")

@@ -48,7 +48,7 @@ class BranchConfig(Protocol):
 
 @dataclass(frozen=True)
 class Wrapped:
-    """A branch with another place of its norm or sum, which `Branch` computes."""
+    """A branch with another norm or sum, computed by `Branch`."""
 
     inner: BranchConfig
 

@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
-from models.decoder.decoder import BranchConfig
+from models.decoder.decoder import BranchConfig, Wrapped
 from models.decoder.parallel import ParallelConfig
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig

@@ -59,8 +59,8 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 def tile_rows(rows: int, size: int, value_size: int, dtype: Any) -> int | None:
     """Return the rows of the fewest equal tiles, at most 64, if some fit; `dtype` of keys."""
     # 64 rows of 320 spill 552 bytes of registers on an H100, and do not fit into tensor memory.
-    most = MAX_ROWS // 2 if size > MAX_SIZE // 2 or has_tensor_memory() else MAX_ROWS
-    limit = min(most, MAX_ACCUMULATED // value_size)
+    height = MAX_ROWS // 2 if size > MAX_SIZE // 2 or has_tensor_memory() else MAX_ROWS
+    limit = min(height, MAX_ACCUMULATED // value_size)
     limit = MIN_ROWS if bfloat16_terms(dtype) > 1 and max(size, value_size) > MAX_SPLIT_SIZE // 2 else limit
     limits = (height for height in (MAX_ROWS, MAX_ROWS // 2, MIN_ROWS) if height <= limit)
     tiles = (-(-rows // -(-rows // height)) for height in limits)

@@ -22,7 +22,7 @@ MAX_ROWS = 16
 MAX_PART = 32
 """Key channels in a product: each warp holds all of one operand."""
 MAX_KEY, MAX_CORRECTED_KEY = 256, 128
-"""Key channels, and those of a delta rule: more do not fit into registers."""
+"""Key channels, fewer in a delta rule: more do not fit into registers."""
 MAX_CHUNKS = 32
 """Chunks of a step: the proof follows a loop's iterations one by one."""
 

@@ -17,7 +17,7 @@ from ir_passes.targets import read_target
 def test_a_step_does_not_ask_the_host(
     kernels: str, tokens: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Decoding, and a prompt of two chunks, whose slices XLA would make copies by the host."""
+    """Decoding, and a prompt of two chunks: XLA would make its slices copies by the host."""
     monkeypatch.setitem(programs.OPTIONS, "gpu", {**programs.OPTIONS["gpu"], "xla_dump_to": str(tmp_path)})
     options = EngineConfig(lanes=2, context=512, chunk=64, dtype="bfloat16", kernels=kernels)
     engine = target_engine(read_target("nvidia-h100"), options, config=GOLDEN / "sparse_base" / "config.json")

@@ -1,4 +1,4 @@
-"""Kernels in their largest blocks keep the shared memory, registers and spills of each card; no GPU is needed."""
+"""Kernels in their largest blocks keep the limits of each card; no GPU is needed."""
 
 from collections.abc import Callable
 from functools import partial

@@ -13,7 +13,7 @@ CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b2
 
 
 def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[KernelResources, ...]:
-    """Compile a function of arrays or their types for a GPU, and return its Pallas kernels.
+    """Compile a function of arrays, or of types, for a GPU; return its Pallas kernels.
 
     Raises:
         TargetError: a kernel asks for more shared memory than the GPU has.

@@ -23,14 +23,14 @@ import transformers
 
 sys.path.extend(map(str, (pathlib.Path(__file__).resolve().parents[1] / "tests" / "reference").glob("*/")))
 
-from comparison import Greedy
+from comparison import Greedy, log_probabilities
 from float64_gated import FAMILIES as FLOAT64_FAMILIES
 from float64_oracle import Float64Oracle
 from original_checkpoint import write_original
 from random_checkpoint import write_random_checkpoint
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import GOLDEN, GREEDY_TOKENS, RAGGED_LENGTHS, Variant, ragged_prompts
-from transformers_oracle import Oracle, log_probabilities
+from transformers_oracle import Oracle
 
 ROOT = pathlib.Path(__file__).resolve().parents[1]
 MIN_MARGIN = 5e-3

@@ -6,7 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import padded
+from comparison import log_softmax, padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
@@ -46,13 +46,11 @@ def test_results_come_in_the_order_of_the_prompts_and_equal_each_alone(text_lm: 
 def test_greedy_tokens_and_logprobs_match_forward(text_lm: hybridlm.LM) -> None:
     completions = text_lm.generate(PROMPTS[:3], logprobs=3, **FREE)
     all_logits = text_lm.forward(padded([c.prompt_token_ids + c.token_ids for c in completions])).logits
-    for c, rows in zip(completions, np.asarray(all_logits, np.float64), strict=True):
+    for c, rows in zip(completions, all_logits, strict=True):
         start = len(c.prompt_token_ids) - 1
-        logits = rows[start : start + len(c.token_ids)]
-        shifted = logits - logits.max(axis=1, keepdims=True)
-        logprobs = shifted - np.log(np.exp(shifted).sum(axis=1, keepdims=True))
+        logprobs = log_softmax(rows[start : start + len(c.token_ids)])
         assert c.logprobs is not None and c.top_logprobs is not None
-        assert logits.argmax(axis=1).tolist() == c.token_ids
+        assert logprobs.argmax(axis=1).tolist() == c.token_ids
         np.testing.assert_allclose(c.logprobs, logprobs[np.arange(9), c.token_ids], atol=1e-4)
         for row, top in zip(logprobs, c.top_logprobs, strict=True):
             assert list(top) == np.argsort(-row, kind="stable")[:3].tolist()

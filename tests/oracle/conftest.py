@@ -142,8 +142,9 @@ def parameters(variant: Variant, seed: int, *args: Any, short: bool) -> Any:
 
 @pytest.fixture(scope="session")
 def case(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> Case:
+    from comparison import log_probabilities
     from tiny_checkpoint import write_checkpoint
-    from transformers_oracle import Oracle, log_probabilities
+    from transformers_oracle import Oracle
 
     variant, seed = request.param
     directory = tmp_path_factory.mktemp(variant.name)

@@ -8,9 +8,10 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparison import log_probabilities
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import VARIANTS, Variant
-from transformers_oracle import Oracle, log_probabilities
+from transformers_oracle import Oracle
 
 import hybridlm
 from hybridlm.checkpoint import OpenModel, bind, load_parameters, open_adapter, open_directory

@@ -12,7 +12,7 @@ pytestmark = pytest.mark.oracle
 
 def test_interventions_are_forward_hooks(case, lm):
     import torch
-    from transformers_oracle import log_probabilities
+    from comparison import log_probabilities
 
     layers, sites = case.oracle.text_model.layers, lm.model.sites()
     prompts = [prompt for prompt in case.prompts if len(prompt) > 16][:2]

@@ -71,8 +71,9 @@ def kernels_of(lm: hybridlm.LM, step: str) -> set[str]:
 
 @pytest.mark.parametrize("name", [c if c in ALWAYS else pytest.param(c, marks=pytest.mark.long) for c in CASES])
 def test_kernels_and_transformers_compute_the_same(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    from comparison import log_probabilities
     from tiny_checkpoint import write_checkpoint
-    from transformers_oracle import Oracle, log_probabilities
+    from transformers_oracle import Oracle
 
     variant = variant_of(name)
     write_checkpoint(variant, 0, tmp_path)

@@ -9,10 +9,11 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from comparison import log_probabilities
 from tiny_checkpoint import write_checkpoint
 from tiny_variants import VARIANTS
 from transformers import AutoConfig, AutoModelForCausalLM
-from transformers_oracle import Oracle, log_probabilities
+from transformers_oracle import Oracle
 
 import hybridlm
 from models import ConfigError, family_of

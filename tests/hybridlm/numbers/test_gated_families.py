@@ -9,7 +9,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import TOLERANCES, check_logits, check_logprobs, padded
+from comparison import TOLERANCES, check_logits, check_logprobs, log_softmax, padded
 from float64_delta import Float64DeltaModel
 from float64_gated import Float64GatedModel
 from random_checkpoint import write_random_checkpoint
@@ -47,11 +47,6 @@ def lm(directory: Path, request: pytest.FixtureRequest) -> hybridlm.LM:
     return hybridlm.load(str(directory), lanes=3, dtype="float32", chunk=request.param)
 
 
-def log_probabilities(logits: np.ndarray) -> np.ndarray:
-    shifted = logits - logits.max(axis=-1, keepdims=True)
-    return shifted - np.log(np.exp(shifted).sum(axis=-1, keepdims=True))
-
-
 def test_logits_of_every_position(lm: hybridlm.LM, logits: list[np.ndarray], tolerance: float) -> None:
     batch = np.asarray(lm.forward(padded(PROMPTS)).logits)
     for prompt, row, expected in zip(PROMPTS, batch, logits, strict=True):
@@ -62,7 +57,7 @@ def test_logits_of_every_position(lm: hybridlm.LM, logits: list[np.ndarray], tol
 @pytest.mark.slow
 def test_scores_in_chunks(lm: hybridlm.LM, logits: list[np.ndarray], tolerance: float) -> None:
     for prompt, score, expected in zip(PROMPTS, lm.score(PROMPTS), logits, strict=True):
-        chosen = log_probabilities(expected)[np.arange(len(prompt) - 1), prompt[1:]]
+        chosen = log_softmax(expected)[np.arange(len(prompt) - 1), prompt[1:]]
         where = f"prompt of {len(prompt)} tokens"
         check_logprobs(score.logprobs, np.concatenate([[np.nan], chosen]).astype(np.float32), where, tolerance)
 

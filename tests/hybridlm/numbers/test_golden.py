@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
+from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, log_softmax, padded
 from float64_delta import FAMILIES as DELTA_FAMILIES
 from float64_delta import Float64DeltaModel
 from float64_gated import FAMILIES as DRAWN_FAMILIES
@@ -169,8 +169,7 @@ def test_scores(golden: Golden, lm: hybridlm.LM):
 def test_prompt_logprobs(golden: Golden, lm: hybridlm.LM):
     """Log-probabilities of prompts with completions equal transformers' numbers."""
     for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=1, prompt_logprobs=2)):
-        prompt, logits = golden.prompts[index], golden.logits[index].astype(np.float64)
-        logprobs = logits - np.log(np.exp(logits).sum(axis=-1, keepdims=True))
+        prompt, logprobs = golden.prompts[index], log_softmax(golden.logits[index])
         assert completion.prompt_logprobs is not None
         first, *entries = completion.prompt_logprobs
         assert first is None and len(entries) == len(prompt) - 1

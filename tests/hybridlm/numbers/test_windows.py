@@ -6,7 +6,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from comparison import TOLERANCES, check_logprobs
+from comparison import TOLERANCES, check_logprobs, log_probabilities
 from float64_windowed import Float64WindowedModel
 
 import hybridlm
@@ -30,16 +30,6 @@ def texts(*lengths: int) -> list[list[int]]:
     return [rng.integers(3, 97, length).tolist() for length in lengths]
 
 
-def logprobs(logits: np.ndarray, tokens: list[int]) -> np.ndarray:
-    """float64[T] of each token given those before it; entry 0 is nan."""
-    normal = (
-        logits
-        - np.log(np.exp(logits - logits.max(-1, keepdims=True)).sum(-1, keepdims=True))
-        - logits.max(-1, keepdims=True)
-    )
-    return np.concatenate([[np.nan], normal[np.arange(len(tokens) - 1), tokens[1:]]])
-
-
 @pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("name", NAMES)
@@ -49,7 +39,7 @@ def test_scores(name: str, window: int, tmp_path: Path) -> None:
     directory = windowed(name, window, tmp_path / "model")
     lm, reference = hybridlm.load(directory, lanes=2, dtype="float32", chunk=37), Float64WindowedModel(directory)
     for score, text in zip(lm.score(texts(*LENGTHS)), texts(*LENGTHS), strict=True):
-        expected = logprobs(reference.forward(text), text)
+        expected = log_probabilities(reference.forward(text), text)
         check_logprobs(score.logprobs, expected, f"{name}, window {window}, {len(text)} tokens", NAMES[name])
 
 

@@ -12,12 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantised_checkpoint import LAYOUTS, Layout, Stored, named, write_quantised, write_tensors
+from quantised_checkpoint import LAYOUTS, Layout, Stored, write_quantised
+from quantised_files import rewrite
 from random_checkpoint import write_random_checkpoint
 
 from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import dequantise, group_tensors, read_settings
 from models import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -35,20 +35,6 @@ def check_equal(folder: Path, head: bool = False) -> None:
         np.testing.assert_array_equal(arrays[path], array, err_msg=str(path))
 
 
-def changed(folder: Path, change: Callable[[dict[str, Stored]], Any]) -> None:
-    path = folder / "quantised" / "model.safetensors"
-    file = open_safetensors(path)
-    tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
-    change(tensors)
-    path.unlink()
-    write_tensors(path, tensors)
-
-
-def reconfigured(folder: Path, **fields: Any) -> None:
-    path = folder / "quantised" / "config.json"
-    path.write_text(json.dumps(json.loads(path.read_text()) | fields))
-
-
 def only(pattern: str, layout: str) -> Callable[[str], Layout | None]:
     return lambda name: LAYOUTS[layout] if pattern in name else None
 
@@ -61,7 +47,7 @@ def test_bytes_of_four_bit_codes_are_never_weights(tmp_path: Path, layout: str) 
     )
     assert names
     scales = [name + end for name in names for end in ("_scale", "_scale_2", "_global_scale")]
-    changed(folder, lambda tensors: [tensors.pop(name, None) for name in scales])
+    rewrite(folder / "quantised" / "model.safetensors", lambda tensors: [tensors.pop(name, None) for name in scales])
     with pytest.raises(CheckpointError) as caught:
         read(folder / "quantised")
     assert len([fault for fault in caught.value.faults if "up_proj" in fault]) >= len(names)
@@ -89,36 +75,16 @@ def test_plain_numbers_in_a_quantised_slot(tmp_path: Path) -> None:
         if not scale:
             tensors.pop(names[0] + "_scale", None)
 
-    changed(folder, lambda tensors: without(tensors, scale=False))
+    rewrite(folder / "quantised" / "model.safetensors", lambda tensors: without(tensors, scale=False))
     check_equal(folder)
-    changed(
-        folder,
+    rewrite(
+        folder / "quantised" / "model.safetensors",
         lambda tensors: (
             without(tensors, scale=True) or tensors.update({names[0] + "_scale": ("F32", np.ones((), np.float32))})
         ),
     )
     with pytest.raises(CheckpointError, match="leftover"):
         read(folder / "quantised")
-
-
-@pytest.mark.parametrize("layout", ["fp8-block-bf16", "modelopt-fp8-blocks", "ct-fp8-rows"])
-def test_scale_rows_follow_the_rows_of_a_fused_projection(tmp_path: Path, layout: str) -> None:
-    """mcore-bridge #30, TRT-LLM #15067: blocks of scales that were split as if they were rows."""
-    scheme = LAYOUTS[layout]
-    folder, names = write_quantised(
-        GOLDEN / "next_dense_layers", tmp_path / "c", only("in_proj_qkvz", layout), scheme.config
-    )
-    assert names
-    check_equal(folder)
-
-
-def test_small_gates_may_be_quantised_too(tmp_path: Path) -> None:
-    """auto-round #1496: in_proj_a and in_proj_b, of few rows."""
-    folder, names = write_quantised(
-        GOLDEN / "sparse_base", tmp_path / "c", only("linear_attn.in_proj_", "ct-int4"), LAYOUTS["ct-int4"].config
-    )
-    assert any("in_proj_a" in name for name in names) and any("in_proj_b" in name for name in names)
-    check_equal(folder)
 
 
 MLA = "layers.0.self_attn.q_proj layers.0.self_attn.kv_a_proj_with_mqa layers.1.self_attn.kv_b_proj".split()
@@ -165,24 +131,6 @@ def test_a_list_of_fused_modules_is_no_list_of_their_parts(tmp_path: Path) -> No
     assert names[0] in fault and "does not list it" in fault
 
 
-@pytest.mark.parametrize(
-    ("layout", "expected"),
-    [("modelopt-fp8-rows", "fp8-channel"), ("modelopt-fp8", "fp8-tensor"), ("ct-fp8-tensor", "fp8-tensor")],
-)
-def test_scales_without_columns_belong_to_rows(tmp_path: Path, layout: str, expected: str) -> None:
-    """vLLM #42763: scales with less than two dimensions were transposed; a square matrix hides it."""
-    packed = LAYOUTS[layout].quantise(np.random.default_rng(0).normal(size=(48, 48)) * np.arange(1, 49)[:, None])
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", packed.tensors))
-    file = open_safetensors(tmp_path / "m.safetensors")
-    assert len(file.tensors["a.weight_scale"].shape) < 2
-    settings = read_settings({"quantization_config": LAYOUTS[layout].config}, None)
-    tensor = group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata).quantised[
-        "a.weight"
-    ]
-    assert tensor.scheme == expected
-    np.testing.assert_allclose(dequantise(tensor, file.read_stored), packed.exact, rtol=2**-23)
-
-
 OLDER = {"linear_attention": "mamba", "full_attention": "attention"}
 
 
@@ -211,12 +159,11 @@ def test_kinds_of_layers_have_two_spellings(tmp_path: Path, golden: str, field: 
 def test_layers_that_attend_to_some_tokens_are_refused_by_name(tmp_path: Path, golden: str, kind: str) -> None:
     """The weights equal full attention's but would give another model."""
     folder, _ = write_quantised(GOLDEN / golden, tmp_path / "c", LAYOUTS["ct-fp8-rows"])
-    fields = json.loads((folder / "quantised" / "config.json").read_text())
+    path = folder / "quantised" / "config.json"
+    fields = json.loads(path.read_text())
     field = next(name for name in ("layer_types", "layers_block_type") if name in fields)
-    reconfigured(
-        folder,
-        **{field: [kind if kind_of_layer == "full_attention" else kind_of_layer for kind_of_layer in fields[field]]},
-    )
+    kinds = [kind if of_layer == "full_attention" else of_layer for of_layer in fields[field]]
+    path.write_text(json.dumps(fields | {field: kinds}))
     with pytest.raises(ConfigError) as caught:
         open_model(folder / "quantised")
     assert any(fault.startswith(field) and kind in fault for fault in caught.value.faults), caught.value.faults

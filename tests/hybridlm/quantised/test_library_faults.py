@@ -6,12 +6,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from quantised_checkpoint import LAYOUTS, Stored, bitsandbytes, named, torchao, write_tensors
-from random_checkpoint import write_random_checkpoint
+from quantised_checkpoint import LAYOUTS, Stored, bitsandbytes, named, torchao
+from quantised_files import group
 
-from hybridlm.checkpoint import ArrayFile, CheckpointError, load_parameters, open_safetensors
-from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
+from hybridlm.quantised import DequantiseError, contradictions, dequantise, read_settings
 
 MODULE = "model.layers.0.mlp.down_proj"
 WEIGHT = f"{MODULE}.weight"
@@ -24,13 +22,6 @@ def stored(layout: str, changes: Change | None = None) -> dict[str, Stored]:
     tensors = named(WEIGHT, LAYOUTS[layout].quantise(np.random.default_rng(5).normal(size=(48, 64))).tensors)
     changed = {**tensors, **(changes or {})}
     return {name: value for name, value in changed.items() if value is not None}
-
-
-def group(tmp_path: Path, tensors: dict[str, Stored]) -> tuple[GroupedTensors, ArrayFile]:
-    write_tensors(tmp_path / "m.safetensors", tensors)
-    file = open_safetensors(tmp_path / "m.safetensors")
-    hints = read_settings({}, None).hints
-    return group_tensors(file.tensors, file.read_stored, hints, lambda _: file.metadata), file
 
 
 def state(**fields: Any) -> Stored:
@@ -183,23 +174,3 @@ def test_a_contradiction_names_both_sides(tmp_path: Path, layout: str, config: d
 def test_other_configurations_of_torchao_leave_the_schemes_to_the_tensors(quant_type: Any) -> None:
     settings = read_settings({"quantization_config": {"quant_method": "torchao", "quant_type": quant_type}}, None)
     assert (settings.method, settings.schemes, settings.faults) == ("torchao", None, ())
-
-
-def test_every_weight_of_a_checkpoint_that_is_not_read_is_named(tmp_path: Path) -> None:
-    write_random_checkpoint("dense_interval", tmp_path / "model")
-    (path,) = (tmp_path / "model").glob("*.safetensors")
-    file = open_safetensors(path)
-    tensors: dict[str, Stored] = {
-        name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()
-    }
-    names = [name for name in tensors if name.endswith("up_proj.weight")]
-    for name in names:
-        module = name.removesuffix(".weight")
-        tensors[f"{module}._weight_qdata"] = ("I32", np.zeros((6, 4, 32, 4), np.int32))
-        tensors[f"{module}._weight_scale_and_zero"] = floats(2, 48)
-        tensors[name] = described("Int4TilePackedTo4dTensor")
-    path.unlink()
-    write_tensors(path, tensors)
-    with pytest.raises(CheckpointError) as caught:
-        load_parameters(open_model(tmp_path / "model"), "float32")
-    assert len(caught.value.faults) == len(names) and all("tile_packed_to_4d" in fault for fault in caught.value.faults)

@@ -6,11 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from quantised_checkpoint import LAYOUTS, named, write_tensors
+from quantised_checkpoint import LAYOUTS, named
+from quantised_files import group
 
-from hybridlm.checkpoint import ArrayFile, Shards, open_safetensors
+from hybridlm.checkpoint import ArrayFile, Shards
 from hybridlm.checkpoint.packed.layout import packed_layout
-from hybridlm.quantised import QuantisedTensor, dequantise, group_tensors, read_settings
+from hybridlm.quantised import QuantisedTensor, dequantise
 from hybridlm.quantised.packed import pack, packed_form
 from models.ops import quantised_weight
 from models.ops.linear import dot, linear
@@ -22,10 +23,7 @@ PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3")) and n
 def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedTensor, ArrayFile]:
     _, config, quantise, _ = LAYOUTS[layout]
     weight = np.random.default_rng(3).normal(size=size) * np.linspace(0.1, 3, size[0])[:, None]
-    write_tensors(tmp_path / "m.safetensors", named("a.weight", quantise(weight).tensors))
-    file = open_safetensors(tmp_path / "m.safetensors")
-    hints = read_settings({"quantization_config": config}, None).hints
-    grouped = group_tensors(file.tensors, file.read_stored, hints, lambda _: file.metadata)
+    grouped, file = group(tmp_path, named("a.weight", quantise(weight).tensors), config)
     return grouped.quantised["a.weight"], file
 
 

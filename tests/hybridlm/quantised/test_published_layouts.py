@@ -9,11 +9,12 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
-from quantised_checkpoint import LAYOUTS, Layout, config_group, modelopt, write_quantised, write_tensors
+from quantised_checkpoint import LAYOUTS, Layout, Stored, config_group, modelopt, write_quantised
+from quantised_files import rewrite
 from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.checkpoint import LoadedWeights, load_parameters, open_safetensors
+from hybridlm.checkpoint import LoadedWeights, load_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.cli.main import app
 from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
@@ -170,15 +171,14 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
 
 def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["qwen-nvfp4"], tmp_path / "c")
-    path = folder / "quantised" / "model.safetensors"
-    file = open_safetensors(path)
-    tensors = {item: (info.dtype, file.read_stored(item).copy()) for item, info in file.tensors.items()}
     assert not weights(folder / "quantised").report.notes
     name = "model.layers.0.linear_attn.in_proj_qkv.weight"
-    tensors[name][1][32:64] = 0
-    tensors["model.norm.weight"][1].reshape(-1)[3:5] = np.nan, np.inf
-    path.unlink()
-    write_tensors(path, tensors)
+
+    def change(tensors: dict[str, Stored]) -> None:
+        tensors[name][1][32:64] = 0
+        tensors["model.norm.weight"][1].reshape(-1)[3:5] = np.nan, np.inf
+
+    rewrite(folder / "quantised" / "model.safetensors", change)
     (note,) = weights(folder / "quantised").report.notes
     assert note.startswith(f"{name}: 32 of its rows")
     result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised")])

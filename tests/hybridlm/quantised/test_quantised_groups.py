@@ -21,10 +21,11 @@ from quantised_checkpoint import (
     write_quantised,
     write_tensors,
 )
+from quantised_files import group, rewrite
 
-from hybridlm.checkpoint import ArrayFile, CheckpointError, load_parameters, open_safetensors
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
 from hybridlm.checkpoint.model import open_model
-from hybridlm.quantised import DequantiseError, GroupedTensors, contradictions, dequantise, group_tensors, read_settings
+from hybridlm.quantised import DequantiseError, contradictions, dequantise, group_tensors, read_settings
 from hybridlm.quantised.groups import module_name
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -40,17 +41,8 @@ def stored(layout: str = "fp8-block-bf16", name: str = A) -> dict[str, Stored]:
     return named(name, LAYOUTS[layout].quantise(matrix()).tensors)
 
 
-def group(
-    tmp_path: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any] = FP8
-) -> tuple[GroupedTensors, ArrayFile]:
-    write_tensors(tmp_path / "m.safetensors", tensors)
-    file = open_safetensors(tmp_path / "m.safetensors")
-    settings = read_settings({"quantization_config": config}, None)
-    return group_tensors(file.tensors, file.read_stored, settings.hints, lambda _: file.metadata), file
-
-
-def fault(tmp_path: Path, tensors: Mapping[str, Stored], config: Mapping[str, Any] = FP8) -> str:
-    grouped, _ = group(tmp_path, tensors, config)
+def fault(tmp_path: Path, tensors: Mapping[str, Stored]) -> str:
+    grouped, _ = group(tmp_path, tensors, FP8)
     assert list(grouped.faults) == [A] and A not in grouped.quantised
     return grouped.faults[A]
 
@@ -115,7 +107,7 @@ def test_numbers_that_are_not_finite_are_refused_with_their_tensor(
 def test_scales_of_activations_and_caches_are_no_weights(tmp_path: Path) -> None:
     stem = "model.layers.0.self_attn."
     names = [stem + end for end in ("k_proj.k_scale", "v_proj.v_scale", "q_proj.input_scale", "attn.q_bmm_quantizer")]
-    grouped, _ = group(tmp_path, stored() | {name: ("F32", ONE) for name in names})
+    grouped, _ = group(tmp_path, stored() | {name: ("F32", ONE) for name in names}, FP8)
     assert list(grouped.quantised) == [A] and not grouped.faults and set(names) < set(grouped.parts)
 
 
@@ -128,7 +120,7 @@ def test_experts_in_one_tensor(tmp_path: Path) -> None:
         name + end: (tensor[0], np.stack([m.tensors[end][1] for m in experts]))
         for end, tensor in experts[0].tensors.items()
     }
-    grouped, file = group(tmp_path, tensors)
+    grouped, file = group(tmp_path, tensors, FP8)
     tensor = grouped.quantised[name]
     assert (tensor.scheme, tensor.shape) == ("fp8-block", (3, 50, 64))
     values = dequantise(tensor, file.read_stored)
@@ -271,13 +263,13 @@ def test_a_list_that_matches_nothing_is_no_contradiction(tmp_path: Path) -> None
 
 def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
     folder, names = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["modelopt-nvfp4"])
-    path = folder / "quantised" / "model.safetensors"
-    file = open_safetensors(path)
-    tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
     first, second, third = names[:3]
-    del tensors[first + "_scale"], tensors[second + "_scale_2"]
-    tensors[third + "_scale"] = ("F8_E4M3", tensors[third + "_scale"][1][:, :1])
-    write_tensors(path, tensors)
+
+    def change(tensors: dict[str, Stored]) -> None:
+        del tensors[first + "_scale"], tensors[second + "_scale_2"]
+        tensors[third + "_scale"] = ("F8_E4M3", tensors[third + "_scale"][1][:, :1])
+
+    rewrite(folder / "quantised" / "model.safetensors", change)
     model = open_model(folder / "quantised")
     with pytest.raises(CheckpointError) as caught:
         load_parameters(model, "float32")
@@ -288,10 +280,7 @@ def test_every_fault_of_a_checkpoint_at_once(tmp_path: Path) -> None:
 def test_a_damaged_number_names_the_file(tmp_path: Path) -> None:
     folder, names = write_quantised(GOLDEN / "sparse_base", tmp_path / "c", LAYOUTS["fp8-block-f32"])
     path = folder / "quantised" / "model.safetensors"
-    file = open_safetensors(path)
-    tensors = {name: (info.dtype, file.read_stored(name).copy()) for name, info in file.tensors.items()}
-    tensors[names[-1] + "_scale_inv"][1][0, 0] = np.nan
-    write_tensors(path, tensors)
+    rewrite(path, lambda tensors: tensors[names[-1] + "_scale_inv"][1].fill(np.nan))
     with pytest.raises(CheckpointError) as caught:
         load_parameters(open_model(folder / "quantised"), "bfloat16")
     assert caught.value.where == str(path) and names[-1] + "_scale_inv" in caught.value.faults[0]

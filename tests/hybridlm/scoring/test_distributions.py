@@ -4,8 +4,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import padded
-from filled import nan_token
+from comparison import log_softmax, padded
 
 import hybridlm
 from hybridlm.requests.results import Score
@@ -17,9 +16,7 @@ IDS = [7, 50, 3, 88, 7]
 def distributions(lm: hybridlm.LM, scores: list[Score], temperature: float = 1.0) -> list[np.ndarray]:
     """Float64 log-softmax before each token but the first: [T - 1, vocab] per text."""
     ids = [score.token_ids for score in scores]
-    logits = np.asarray(lm.forward(padded(ids)).logits, np.float64) / temperature
-    top = logits.max(-1, keepdims=True)
-    logs = logits - top - np.log(np.exp(logits - top).sum(-1, keepdims=True))
+    logs = log_softmax(np.asarray(lm.forward(padded(ids)).logits, np.float64) / temperature)
     return [rows[: len(item) - 1] for rows, item in zip(logs, ids, strict=True)]
 
 
@@ -141,8 +138,3 @@ def test_inconsistent_input_is_named(text_lm: hybridlm.LM, fields: dict[str, Any
     with pytest.raises((TypeError, ValueError), match=f"^{named}: "):
         text_lm.score([[5, 6, 7, 8]], **fields)
     assert text_lm.stats["steps"] == steps
-
-
-def test_logits_that_are_no_numbers_stop_it(text_lm: hybridlm.LM) -> None:
-    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
-        text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]], token_ids=IDS, top=6, entropy=True)

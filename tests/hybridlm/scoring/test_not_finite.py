@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from filled import changed_parameter
+from filled import changed_parameter, nan_token
 
 import hybridlm
 from hybridlm import Intervention
@@ -46,6 +46,17 @@ def test_an_infinite_logit_is_an_error(text_lm: hybridlm.LM, call: Callable[[hyb
         changed_parameter(text_lm, "lm_head", infinite_logit),
         pytest.raises(hybridlm.NumericalError, match=r"\[\d\]|request"),
     ):
+        call(text_lm)
+
+
+@pytest.mark.parametrize("call", [
+    lambda lm: lm.score(TEXTS), lambda lm: lm.score(TEXTS, entropy=True, top=2, token_ids=[3]),
+    lambda lm: lm.divergence(lm, TEXTS), lambda lm: lm.embed(TEXTS, pooling="mean"),
+], ids=["score", "distributions", "divergence", "embed"])  # fmt: skip
+def test_an_embedding_that_is_no_number_names_its_text(
+    text_lm: hybridlm.LM, call: Callable[[hybridlm.LM], Any]
+) -> None:
+    with nan_token(text_lm, NAN_TOKEN), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
         call(text_lm)
 
 

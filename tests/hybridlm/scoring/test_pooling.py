@@ -166,7 +166,5 @@ def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
 
 def test_nan_stops_the_call(text_lm: hybridlm.LM) -> None:
     common = [5] * 5 + [9] + [5] * 10
-    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: "):
-        text_lm.embed([[5, 6, 7], [5, 6, 9, 8], [5]], pooling="mean")
     with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token 5: "):
         text_lm.embed([[5], [*common, 6], [*common, 7]])

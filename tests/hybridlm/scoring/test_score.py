@@ -6,8 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import padded
-from filled import filled, nan_token
+from comparison import log_softmax, padded
+from filled import ONE_LAYER, filled
 from flax import nnx
 
 import hybridlm
@@ -15,11 +15,6 @@ from hybridlm.steps.score import MIN_HEAD_ROWS, score_tokens
 from models import family_of
 
 TEXTS = ["x", "xy", "exact", "a text over several chunks", "Who has the kite?", "a text over several lines"]
-
-
-def log_softmax(logits: np.ndarray) -> np.ndarray:
-    top = logits.max(axis=-1, keepdims=True)
-    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
 
 
 @pytest.mark.slow
@@ -40,31 +35,13 @@ def test_logprobs_match_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
         assert score.sum_logprob == pytest.approx(float(np.sum(score.logprobs[1:].astype(np.float64))))
 
 
-def test_a_score_has_the_same_bits_whatever_is_scored_with_it(text_lm: hybridlm.LM) -> None:
-    base = text_lm.score(TEXTS)
-    other = text_lm.score(TEXTS[::-1] + ["and something else"] * 3)
-    for text, score in zip(TEXTS, base, strict=True):
-        assert other[TEXTS[::-1].index(text)].logprobs.tobytes() == score.logprobs.tobytes()
-
-
-def test_logits_that_are_no_numbers_stop_a_score(text_lm: hybridlm.LM) -> None:
-    with nan_token(text_lm), pytest.raises(hybridlm.NumericalError, match=r"texts\[1\]: token "):
-        text_lm.score([[5, 6, 7], [5, 6, 9, 8], [5]])
-
-
 def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
     """Weights that make logits of thousands: the log-probabilities are as large, and finite."""
-    config = {
-        "model_type": "qwen3_5_text", "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
-        "intermediate_size": 8,
-        "linear_key_head_dim": 4, "linear_value_head_dim": 4,
-    }  # fmt: skip
-    family = family_of(config)
+    family = family_of(ONE_LAYER)
     rng = np.random.default_rng(0)
     head = (3000 * rng.normal(size=(50, 8))).astype(np.float32)
     model = filled(
-        lambda: family.build(family.read_config(config), nnx.Rngs(0)),
+        lambda: family.build(family.read_config(ONE_LAYER), nnx.Rngs(0)),
         lambda name, shape: head if name == "lm_head" else np.zeros(shape, np.float32),
     )
     rows = rng.normal(size=(7, 8)).astype(np.float32)
@@ -79,12 +56,7 @@ def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
 @pytest.mark.parametrize("rows", [1024, 4096])
 def test_the_logits_of_all_rows_are_never_held_at_once(rows: int) -> None:
     vocab = 248_320
-    config = {
-        "model_type": "qwen3_5_text", "vocab_size": vocab, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
-        "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
-        "intermediate_size": 8,
-        "linear_key_head_dim": 4, "linear_value_head_dim": 4, "tie_word_embeddings": True,
-    }  # fmt: skip
+    config = ONE_LAYER | {"vocab_size": vocab, "tie_word_embeddings": True}
     family = family_of(config)
     graph, state = nnx.split(nnx.eval_shape(lambda: family.build(family.read_config(config), nnx.Rngs(0))))
     hidden = jax.ShapeDtypeStruct((4, rows // 4, 8), jnp.float32)

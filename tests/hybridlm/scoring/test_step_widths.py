@@ -122,13 +122,6 @@ def test_forward_has_the_bits_of_scores(two_widths: hybridlm.LM) -> None:
         assert [score.logprobs[1:].tobytes() for score in scores] == [row.tobytes() for row in logprobs]
 
 
-def test_a_comparison_has_the_same_bits_in_any_order(two_widths: hybridlm.LM) -> None:
-    texts = ragged(9)
-    base, other = (two_widths.divergence(two_widths, settings) for settings in (texts, texts[::-1]))
-    assert not base.kl[base.predicted].any()
-    assert base.of(2)["same_top"].tobytes() == other.of(6)["same_top"].tobytes()
-
-
 def test_the_default_has_several_widths_and_a_chunk_one(text_lm: hybridlm.LM) -> None:
     assert text_lm.engine.widths == (5,)
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, dtype="float32", compilation_cache=False)

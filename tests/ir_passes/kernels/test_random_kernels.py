@@ -1,7 +1,6 @@
 """Random kernels: a proved kernel keeps lanes apart, and equals its plain form."""
 
 from collections.abc import Callable
-from functools import partial
 
 import jax
 import numpy as np
@@ -16,10 +15,8 @@ from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
 from ir_passes.proof.lane_proof import prove_isolation
 
-LONG = 2000
 
-
-def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
+def proved(seed: int, draw: Callable[[int], Program]) -> bool:
     """Return whether a random kernel is proved; check that a proved kernel has no leak."""
     program = draw(seed)
     try:
@@ -38,21 +35,8 @@ def proved(seed: int, draw: Callable[[int], Program] = random_kernel) -> bool:
     return True
 
 
-def test_proved_kernels_keep_lanes_apart():
-    """Every tenth or so of them is right."""
-    assert sum(map(proved, range(40))) >= 3
-
-
-def test_proved_kernels_of_whole_arrays_keep_lanes_apart():
-    """Every twentieth or so of them is right."""
-    assert sum(map(partial(proved, draw=random_whole_kernel), range(40))) >= 1
-
-
-@pytest.mark.long
-def test_many_proved_kernels_of_whole_arrays_keep_lanes_apart():
-    assert sum(map(partial(proved, draw=random_whole_kernel), range(100, 100 + LONG))) >= LONG // 50
-
-
-@pytest.mark.long
-def test_many_proved_kernels_keep_lanes_apart():
-    assert sum(map(proved, range(100, 100 + LONG))) >= LONG // 20
+@pytest.mark.parametrize("seeds", [range(40), pytest.param(range(100, 2100), marks=pytest.mark.long)], ids=len)
+@pytest.mark.parametrize(("draw", "share"), [(random_kernel, 20), (random_whole_kernel, 50)])
+def test_proved_kernels_keep_lanes_apart(draw: Callable[[int], Program], share: int, seeds: range):
+    """Every tenth or so of them is right, of those of whole arrays every twentieth."""
+    assert sum(proved(seed, draw) for seed in seeds) >= max(1, len(seeds) // share)

@@ -70,3 +70,16 @@ def padded(prompts: Sequence[Sequence[int]]) -> np.ndarray:
     for row, prompt in zip(tokens, prompts, strict=True):
         row[: len(prompt)] = prompt
     return tokens
+
+
+def log_softmax(logits: np.ndarray) -> np.ndarray:
+    """Return log-probabilities along the last axis in float64."""
+    logits = np.asarray(logits, np.float64)
+    top = logits.max(axis=-1, keepdims=True)
+    return logits - top - np.log(np.exp(logits - top).sum(axis=-1, keepdims=True))
+
+
+def log_probabilities(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
+    """float64[T]: the log-probability of each token given those before it; entry 0 is nan."""
+    chosen = log_softmax(logits)[np.arange(len(tokens) - 1), np.asarray(tokens[1:], dtype=np.int64)]
+    return np.concatenate([[np.nan], chosen])

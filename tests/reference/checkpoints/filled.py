@@ -9,6 +9,12 @@ import numpy as np
 from flax import nnx
 
 M = TypeVar("M", bound=nnx.Module)
+ONE_LAYER: dict[str, Any] = {
+    "model_type": "qwen3_5_text", "vocab_size": 50, "hidden_size": 8, "num_hidden_layers": 1, "head_dim": 8,
+    "num_attention_heads": 1, "num_key_value_heads": 1, "linear_num_key_heads": 1, "linear_num_value_heads": 1,
+    "intermediate_size": 8, "linear_key_head_dim": 4, "linear_value_head_dim": 4,
+}  # fmt: skip
+"""Config of a model that is its head and little else."""
 
 
 def filled(build: Callable[[], M], value: Callable[[str, tuple[int, ...]], np.ndarray]) -> M:

@@ -150,12 +150,3 @@ class Oracle:
         finally:
             for handle in handles:
                 handle.remove()
-
-
-def log_probabilities(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
-    """float64[T]: the log-probability of each token given those before it; entry 0 is nan."""
-    wide = logits.astype(np.float64)
-    peak = wide.max(axis=-1, keepdims=True)
-    normal = wide - peak - np.log(np.exp(wide - peak).sum(axis=-1, keepdims=True))
-    chosen = normal[np.arange(len(tokens) - 1), np.asarray(tokens[1:], dtype=np.int64)]
-    return np.concatenate([[np.nan], chosen])

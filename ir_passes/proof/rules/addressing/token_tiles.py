@@ -27,7 +27,18 @@ from ir_passes.proof.rules.addressing.index_sums import (
     total,
 )
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
+from ir_passes.proof.values import (
+    Condition,
+    IndexSum,
+    Iota,
+    Mask,
+    OffsetEntry,
+    OwnTokens,
+    PlusConstant,
+    TokenOf,
+    TokenSpan,
+    Value,
+)
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -92,6 +103,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         place, layout = _token_of_element(case)
         if place is None:
             continue
+        conditions |= {Condition(total([(Iota(d), -1)], site.shape[d] - 1)) for d in axes_of(place)}
         for lane in lanes_in(conditions):
             is_all, number = _has_all_lanes(site, lane[0]), lane_number(lane[0])
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
@@ -140,17 +152,18 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
         return result  # a clamped place outside of all tokens is in no lane; a clamped window moves
     starts = [term for term, factor in fact.terms if isinstance(term, OffsetEntry) and factor == 1]
     windows = [(term.axis, factor) for term, factor in fact.terms if isinstance(term, Iota)]
-    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) != (size == 1):
+    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) > (size == 1):
         return result
     (start,) = starts
     if start.layout != owner.packed or start.axis is None or start.of_token or start.first not in (0, 1):
         return result
     if max(start.axis, *(axis for axis, _ in windows), 0) >= len(access.index_axes):
         return result
-    lane_axis, window, slope = access.index_axes[start.axis], access.window.get(axis), 1
+    lane_axis, slope = access.index_axes[start.axis], 1
+    window = access.window.get(axis) if size > 1 else None
     if windows:
         window, slope = access.index_axes[windows[0][0]], windows[0][1]
-    if window is None or access.window_shape[lane_axis] != lanes:
+    if (window is None and size > 1) or access.window_shape[lane_axis] != lanes:
         return result
     return result.replace(fact=TokenSpan(start.layout, lane_axis, fact.by, 1, 0, 0, window, slope, start.first))
 

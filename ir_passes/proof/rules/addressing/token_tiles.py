@@ -19,6 +19,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     difference,
     entry_of,
     in_lane,
+    index_limits,
     is_never_negative,
     lane_number,
     lanes_in,
@@ -27,18 +28,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     total,
 )
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import (
-    Condition,
-    IndexSum,
-    Iota,
-    Mask,
-    OffsetEntry,
-    OwnTokens,
-    PlusConstant,
-    TokenOf,
-    TokenSpan,
-    Value,
-)
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -103,7 +93,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         place, layout = _token_of_element(case)
         if place is None:
             continue
-        conditions |= {Condition(total([(Iota(d), -1)], site.shape[d] - 1)) for d in axes_of(place)}
+        conditions |= index_limits(site, place)
         for lane in lanes_in(conditions):
             is_all, number = _has_all_lanes(site, lane[0]), lane_number(lane[0])
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)

@@ -69,7 +69,7 @@ def is_entry(value: Any) -> bool:
 def public_functions() -> list[str]:
     """Return the table of public functions, grouped by contract and verdict."""
     import jax
-    from outside_steps import NOT_PROVED, STEPS
+    from engine_steps import NOT_PROVED, STEPS
     from test_shipped_kernels import DECLARED, USES  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels
 
     names: dict[tuple[str, str, str], list[str]] = {}
@@ -94,9 +94,9 @@ def public_functions() -> list[str]:
 
 def figures(part: int, programs: int) -> tuple[list[str], bool]:
     """Return the table, and whether a leak was proved."""
+    from engine_steps import STEPS
     from mutants.catalogue import MUTANTS
     from mutants.mutant import Tier
-    from outside_steps import STEPS
     from zoo.catalogue import PROGRAMS
 
     right = Counter[str](

@@ -114,14 +114,10 @@ class _Kernel:
             if not inputs[operand - scalars].same_place(outputs[result]):
                 raise UnreadableKernel(f"result {result} takes the memory of operand {operand} with other blocks")
             aliases[result] = operand - scalars
-        # Triton, the default on GPUs, works in place, and has neither scalars nor scratch
         kind = type(params["compiler_params"]).__module__
-        is_known = scalars or mapping.scratch_avals or "mosaic" in kind or "triton" in kind
-        if aliases and not is_known:
-            raise UnreadableKernel(
-                "results take the memory of operands, and nothing says whether the kernel works in place: "
-                "compiler_params=plgpu.CompilerParams() or pltpu.CompilerParams()"
-            )
+        if aliases and not (scalars or mapping.scratch_avals or "mosaic" in kind or "triton" in kind):
+            # the default on GPUs is Triton, which has neither scalars nor scratch
+            raise UnreadableKernel("a result in an operand's memory without compiler_params, perhaps written in place")
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
         arrays = scalars, inputs, outputs, aliases, scratch
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)

@@ -341,7 +341,8 @@ def kernel_index(bound: int, span: tuple[int, int] | None) -> RefusalText:
 # operations along axes
 SUMMED_LANES = RefusalText(
     "it sums over axis {axis}, which holds different lanes",
-    "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand",
+    "contract dimensions within a lane; keep lanes a batch dimension or a free one of one operand; for weights of "
+    "packed tokens, where(segment[:, None] == segment[None, :], scores, -inf) before the softmax",
 )
 MATRIX_OF_EACH_PLACE = RefusalText("rows in an order that depends on all lanes meet a matrix for each place", UNDO)
 RAGGED_FORM = RefusalText(
@@ -382,7 +383,8 @@ CUT_LANES = RefusalText(
 )
 PARTS_OUT_OF_ORDER = RefusalText(
     "it puts parts that belong to different lanes together along axis {axis}, out of their order",
-    "put the lanes' parts together in the order of the lanes, equally long",
+    "put the lanes' parts together in the order of the lanes, equally long; mask rolled tokens before another "
+    "operation: where(t + 1 == cu_seqlens[1:][segment], 0, roll(x, -1, 0))",
 )
 JOINED_BITS = RefusalText("it joins the bits of different lanes", "make lanes another axis than the last")
 

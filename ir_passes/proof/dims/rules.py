@@ -185,8 +185,8 @@ def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
 
     An index along an axis of merged dimensions may exchange them.
     """
-    whole = {axis for axis, dim in window.items() if dim.size == x[axis].size}
-    return [tuple(met(dim, window[axis]) if axis in whole else _indexed(dim) for axis, dim in enumerate(x))]
+    axes = {axis for axis, dim in window.items() if dim.size == x[axis].size}
+    return [tuple(met(dim, window[axis]) if axis in axes else _indexed(dim) for axis, dim in enumerate(x))]
 
 
 def _indexed(dim: Dimension) -> Dimension:

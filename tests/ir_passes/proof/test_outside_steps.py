@@ -5,9 +5,9 @@ from contextlib import nullcontext
 import jax
 import numpy as np
 import pytest
-from outside_steps import NOT_PROVED, STEPS
+from engine_steps import NOT_PROVED, STEPS
 
-from ir_passes import IsolationError, Lane, prove_isolation
+from ir_passes import IsolationError, Packed, prove_isolation
 
 OF_NAME = {step.name: step for step in STEPS}
 
@@ -26,5 +26,5 @@ def test_a_false_alarm_has_a_proved_respelling(name: str) -> None:
     assert not (step.leaks or respelled.leaks or respelled.name in NOT_PROVED)
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         results = [np.asarray(each.run(*step.args)) for each in (step, respelled)]
-    real = slice(None) if step.contract.outputs == Lane() else slice(int(step.args[1][-1]))
+    real = slice(int(step.args[1][-1])) if step.contract.outputs == Packed() else slice(None)
     np.testing.assert_allclose(*(result[real] for result in results), rtol=1e-5)

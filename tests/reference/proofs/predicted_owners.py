@@ -332,7 +332,8 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
-        case TokenSpan(layout, int(axis), start, _, 0, 0, int(window), slope, int(base)) if layout in reality.segments:
+        case TokenSpan(layout, int(axis), start, _, 0, 0, window, slope, int(base)) if layout in reality.segments:
+            array, window = (array[..., None], array.ndim - 1) if window is None else (array, window)
             rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
             rows = rows.reshape(*rows.shape[:3], -1)
             tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None] + start

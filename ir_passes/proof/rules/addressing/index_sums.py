@@ -236,5 +236,9 @@ def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> 
     return frozenset(condition for condition in conditions if is_full(site, operand, axes_of(condition.sum)))
 
 
+def index_limits(site: Site, place: IndexSum) -> set[Condition]:
+    return {Condition(total([(Iota(axis), -1)], site.shape[axis] - 1)) for axis in axes_of(place)}
+
+
 def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
     return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

@@ -146,7 +146,8 @@ def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
             lane_mask = _within(site, condition, when)
             if lane_mask is not None:
                 return lane_mask, None
-    return (mask, None) if x.terms and y.terms and difference(x, y).terms else None
+    terms = difference(x, y).terms
+    return (mask, None) if len(terms) > 1 or (x.terms and y.terms and terms) else None
 
 
 def _conditions(name: str, value: IndexSum) -> Mask:

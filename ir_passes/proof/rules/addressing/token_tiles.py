@@ -19,6 +19,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     difference,
     entry_of,
     in_lane,
+    index_limits,
     is_never_negative,
     lane_number,
     single,
@@ -92,6 +93,7 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         place, layout = _token_of_element(case)
         if place is None:
             continue
+        conditions |= index_limits(site, place)
         for start in starts_of_lanes(conditions):
             is_all, number = _has_all_lanes(site, start), lane_number(start)
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
@@ -140,17 +142,18 @@ def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value
         return result  # a clamped place outside of all tokens is in no lane; a clamped window moves
     starts = [term for term, factor in fact.terms if isinstance(term, OffsetEntry) and factor == 1]
     windows = [(term.axis, factor) for term, factor in fact.terms if isinstance(term, Iota)]
-    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) != (size == 1):
+    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) > (size == 1):
         return result
     (start,) = starts
     if start.layout != owner.packed or start.axis is None or start.of_token or start.first not in (0, 1):
         return result
     if max(start.axis, *(axis for axis, _ in windows), 0) >= len(access.index_axes):
         return result
-    lane_axis, window, slope = access.index_axes[start.axis], access.window.get(axis), 1
+    lane_axis, slope = access.index_axes[start.axis], 1
+    window = access.window.get(axis) if size > 1 else None
     if windows:
         window, slope = access.index_axes[windows[0][0]], windows[0][1]
-    if window is None or access.window_shape[lane_axis] != lanes:
+    if (window is None and size > 1) or access.window_shape[lane_axis] != lanes:
         return result
     return result.replace(fact=TokenSpan(start.layout, lane_axis, fact.by, 1, 0, 0, window, slope, start.first))
 

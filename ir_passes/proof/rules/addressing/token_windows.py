@@ -102,7 +102,8 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
 
 
 def _gathered_windows(value: Value) -> bool:
-    return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenSpan) and value.fact.window is not None
+    span = value.fact
+    return isinstance(value.owner, Mixed) and isinstance(span, TokenSpan) and (span.window, span.base) != (None, None)
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
@@ -114,7 +115,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
         fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
     elif not isinstance(owner, Mixed):
         return None
-    if not isinstance(fact, TokenSpan) or fact.window is not None:
+    if not isinstance(fact, TokenSpan) or (fact.window, fact.base) != (None, None):
         return None
     if fact.axis is None and axis is not None and length == 1:
         fact = replace(fact, axis=axis)

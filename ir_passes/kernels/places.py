@@ -86,9 +86,8 @@ def places_of(eqn: ir.JaxprEqn, indexers: Sequence[Any]) -> Places:
             raise UnreadableKernel(f"a reference seen as another one, {type(indexer).__name__}")
         places = [_checked(place_of(index), int(full)) for index, full in zip(indices, indexer.shape, strict=True)]
         arrays = [np.ndim(place.start) > 0 for place in places]
-        sizes = map(int, indexer.shape)
-        covers = (is_array or _is_whole(*pair) for *pair, is_array in zip(places, sizes, arrays, strict=True))
-        is_alone = sum(arrays) == 1 and all(covers)
+        parts = zip(places, indexer.shape, arrays, strict=True)
+        is_alone = sum(arrays) == 1 and all(is_array or _is_whole(place, full) for place, full, is_array in parts)
         if any(arrays) and not all(arrays) and not is_alone:
             raise UnreadableKernel("arrays of indices beside slices")
         all_places.append(places)

@@ -101,8 +101,7 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     branches = site.params["branches"]
     if index.range is not None and index.range[0] == index.range[1]:
         branches = [branches[min(max(index.range[0], 0), len(branches) - 1)]]
-    test = maker(site.jaxpr, site.eqn.invars[0])
-    flag = None
+    test, flag = maker(site.jaxpr, site.eqn.invars[0]), None
     if len(branches) == 2 and test is not None and test.primitive.name == "convert_element_type":
         flag = prover.read(site.env, test.invars[0]) if ir.dtype_of(test.invars[0]) == np.bool_ else None
     initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)

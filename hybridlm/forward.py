@@ -6,7 +6,7 @@ chunks.
 More than 300 lines: the pass, its plan and the checks of its arguments.
 """
 
-from collections.abc import Collection, Mapping, Sequence, Sized
+from collections.abc import Callable, Collection, Mapping, Sequence, Sized
 from dataclasses import dataclass
 from functools import partial
 from html import escape
@@ -22,12 +22,14 @@ from jax.sharding import AbstractMesh, Mesh, PartitionSpec
 from hybridlm.devices.mesh import MODEL
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.state_order import ShardOrder, shard_orders
 from hybridlm.engine.widths import next_width, text_widths
 from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from hybridlm.steps.score import token_logits
 from hybridlm.steps.structure import Structure
+from ir_passes.jaxpr import ir
 from models import KV_BLOCK, kv_blocks
 from models.decoder.decoder import lane_info
 from models.ops.linear import LinearWeight
@@ -44,7 +46,8 @@ class SequenceState:
 
     Attributes:
         position: consumed tokens; static, no leaf.
-        layers: per layer and branch, with a leading lane axis; None for branches without state.
+        layers: per layer and branch, with a leading lane axis, on every mesh in the model's order; None for branches
+            without state.
     """
 
     position: int
@@ -199,7 +202,19 @@ def in_order(params: Mapping[str, Parameter], expected: Mapping[str, Parameter])
     plain = {name: value for name, value in params.items() if not isinstance(value, LinearWeight)}
     if faults := [name for name, value in plain.items() if str(getattr(value, "dtype", type(value))) not in FLOATS]:
         raise TypeError(f"params: expected arrays of {', '.join(FLOATS)}, got others for {', '.join(faults)}")
+    if faults := [name for name, value in plain.items() if not _placed_alike(value, expected[name])]:
+        raise ValueError(
+            "params: expected arrays split over the devices as in lm.params, in the order of their shards "
+            f"(docs/devices.md), got others for {', '.join(faults)}; lm.update takes whole arrays"
+        )
     return tuple(params[name] for name in expected)
+
+
+def _placed_alike(value: Any, param: Parameter) -> bool:
+    """Whether an array has the entries of its parameter in the same order, as far as its placement shows."""
+    if isinstance(param, LinearWeight) or param.sharding.is_fully_replicated or isinstance(value, ir.Tracer):
+        return True
+    return isinstance(value, Array) and value.sharding.is_equivalent_to(param.sharding, value.ndim)
 
 
 class ForwardSharding(NamedTuple):
@@ -377,6 +392,21 @@ def lane_types(arrays: Any, pages: Any, context: int) -> Any:
     return jax.tree.map(typed, arrays, pages)
 
 
+def reordered(function: Callable[[ShardOrder, Any], Any], layers: Any, orders: Sequence[ShardOrder | None]) -> Any:
+    """Apply a function to the arrays of a state that have an order of shards."""
+    leaves, tree = jax.tree.flatten(layers)
+    if not leaves:
+        return layers
+    pairs = zip(orders, leaves, strict=True)
+    return jax.tree.unflatten(tree, [leaf if order is None else function(order, leaf) for order, leaf in pairs])
+
+
+def _whole_type(order: ShardOrder, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
+    shape = list(array.shape)
+    shape[1 + order.dim] = order.size
+    return jax.ShapeDtypeStruct(tuple(shape), array.dtype)
+
+
 def _pages_of(array: StateArray, x: Array, blocks: int) -> Array:
     """Return the visited positions of KV caches as pages (`own_pages`)."""
     if array.positions_axis is None:
@@ -470,16 +500,18 @@ def forward(
     arrays, pages = engine.programs.structure.arrays.layers, engine.row_arrays.abstract(padded, padded).layers
     types = lane_types(arrays, pages, engine.context)
     start = 0 if state is None else state.position
+    orders = shard_orders(engine)
     if state is not None:
-        check_state(state.layers, types)
+        check_state(state.layers, reordered(_whole_type, types, orders))
     settings = ForwardSettings(
         _runs(count, widths), group // placement.data, padded, kv_blocks(start + count), types, keep_logits,
         return_states, forward_sharding(placement, engine.params, types),
     )  # fmt: skip
-    layers = None if state is None else state.layers
-    operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
     with use_cache(engine.programs.cache), fixed_settings():
+        layers = None if state is None else reordered(ShardOrder.in_shards, state.layers, orders)
+        operands = (engine.programs.structure, params, token_ids, embeddings, layers, np.int32(start), settings)
         logprobs, logits, hidden_states, layers = run(*operands)
+        layers = reordered(ShardOrder.whole, layers, orders)
     final_state = SequenceState(start + count, layers) if return_states else None
     logprobs = logprobs[:, :-1] if has_tokens else None
     if not single:

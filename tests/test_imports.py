@@ -159,7 +159,7 @@ LAYERS = {
         multiprocess prefix_cache programs requests rows
         checkpoint devices files grammars steps text
         drafting gguf_files quantised sampling
-        siblings compiler counts errors families keywords progress version
+        siblings compiler errors families keywords progress version
     """,
     "models": """
         families

@@ -15,7 +15,6 @@ import jax
 import numpy as np
 
 from hybridlm.checkpoint import Fingerprint
-from hybridlm.counts import Counts
 from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.drafting.drafters import (
@@ -46,6 +45,7 @@ from hybridlm.rows.snapshot import StateKind, layout_of
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
+from hybridlm.steps.tallies import Tallies
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
@@ -120,7 +120,7 @@ class Engine:
         self.config = model.config if programs.config is None else programs.config
         self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
-        self.stats = Counts([
+        self.stats = Tallies([
             "steps", "prompt_tokens", "prefix_tokens_saved", "generated_tokens", "sampled_lanes", "scored_tokens",
             "verify_steps", "drafted_tokens", "accepted_tokens", "speculation_pauses", "step_tokens", "step_places",
             "decode_tokens", "decode_places", "preemptions",

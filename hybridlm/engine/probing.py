@@ -9,12 +9,11 @@ from functools import partial
 from pathlib import Path
 from typing import Any, NamedTuple, Self
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 
-from hybridlm.checkpoint.model import family_of_model
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.state_order import shard_orders, whole_state_arrays
 from hybridlm.programs.shapes import EditShape
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.captured_table import CaptureTable
@@ -33,7 +32,7 @@ def probe_sites(engine: Engine, method: str) -> ProbeSites:
     devices = engine.placement.devices.model
     sites, leaves = state_sites(engine.programs.structure), None
     if devices > 1:
-        leaves = jax.tree.leaves(family_of_model(engine.config).abstract(engine.config).state_arrays())
+        leaves = whole_state_arrays(engine.config)
     states = {}
     for site in sites:
         state = site.state if leaves is None else leaves[site.place]
@@ -73,12 +72,8 @@ class Probing:
     def __init__(self, engine: Engine, sites: ProbeSites, target: Path | CaptureTable | None):
         self.sites, self._engine, self._target = sites, engine, target
         self._types = types_in(engine.programs.structure, engine.row_arrays.abstract(1, 1))
-        devices = engine.placement.devices.model
-        self._orders = {
-            key: (site.state.sharded_dim.dim - 1, site.state.sharded_dim.order(devices))
-            for key, site in sites.states.items()
-            if devices > 1 and site.state.sharded_dim is not None
-        }
+        orders = shard_orders(engine)
+        self._orders = {key: order for key, site in sites.states.items() if (order := orders[site.place]) is not None}
         self._recorders: list[Recorder] = []
 
     def __enter__(self) -> Self:

@@ -6,7 +6,6 @@ from typing import Any
 import jax
 import numpy as np
 
-from hybridlm.counts import Counts
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.runner import Move, Runner
 from hybridlm.rows.arrays import maker_of_zeros
@@ -15,6 +14,7 @@ from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotError, StateKind, nothing_consumed, require_consumed, token_hash
 from hybridlm.steps.structure import Rows
+from hybridlm.steps.tallies import Tallies
 from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot
@@ -38,7 +38,7 @@ class RowMoves:
         kind: StateKind,
         rows: Callable[[int, int], Rows],
         placement: Placement,
-        stats: Counts,
+        stats: Tallies,
         head: bool = False,
     ):
         self._runner, self._rows, self._placement = runner, rows, placement

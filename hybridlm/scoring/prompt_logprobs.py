@@ -1,6 +1,7 @@
 """Log-probabilities of request prompts, computed by scoring steps: cached states lack them."""
 
 from collections.abc import Sequence
+from functools import partial
 
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
@@ -20,7 +21,7 @@ def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request
         for request in group:
             requests_of.setdefault(request.given, []).append(request.index)
         reading, prompts = scoring(engine, len(requests_of), top), dict(enumerate(requests_of))
-        texts = texts_to_read(reading, prompts, ScoredText)
+        texts = texts_to_read(reading, prompts, partial(ScoredText, top_count=top))
         queued |= {text: requests_of[text.tokens] for text in texts if text.index is not None}
         scheduler.add_texts(reading, texts, max(request.priority for request in group))
     return queued

@@ -47,14 +47,15 @@ def scores(
     }
     queries = [None] * len(texts) if question is None else question.texts
     results: dict[int | None, Score] = {}
+    make = partial(ScoredText, top_count=top)
     for i, text in enumerate(texts):
         if i not in predicted:  # nothing predicts a single token
-            results[i] = score_of(ScoredText(i, text, prefix, question=question, query=queries[i]), top > 0)
+            results[i] = score_of(make(i, text, prefix, question=question, query=queries[i]), top > 0)
     arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
     with engine.decisions.command("score", **arguments):
         if predicted:
             reading = scoring(engine, len(predicted), top, question, probing, full_lanes)
-            for text in prefilled(reading, predicted, ScoredText, prefix, question, probing):
+            for text in prefilled(reading, predicted, make, prefix, question, probing):
                 results[text.index] = score_of(text, top > 0)
     return [results[index] for index in range(len(texts))]
 

@@ -20,16 +20,16 @@ class ScoredText(QueuedText):
     """A text with scores of its tokens; with a question also ranks and entropies.
 
     Attributes:
+        top_count: most likely tokens to store per token, without a question.
         logprobs: float32 [T]; NaN for a first token without a prefix.
-        top_logprobs: the most likely tokens per token; empty with a question.
         ranks, entropy: also before the text; 0 and nan before the first reported token.
     """
 
     question: Question | None = None
     query: TextQuestion | None = None
+    top_count: int = 0
     logprobs: np.ndarray = field(init=False)
     greedy: np.ndarray = field(init=False)
-    top_logprobs: list[dict[int, float]] = field(init=False)
     ranks: np.ndarray = field(init=False)
     entropy: np.ndarray = field(init=False)
 
@@ -37,7 +37,8 @@ class ScoredText(QueuedText):
         count = len(self.tokens) - self.before
         self.logprobs = np.full(count, np.nan, np.float32)
         self.greedy = np.zeros(count, bool)
-        self.top_logprobs = [{} for _ in range(count)]
+        self._top_ids = np.zeros((count, self.top_count), np.int32)
+        self._top_logprobs = np.zeros((count, self.top_count), np.float32)
         if self.question is not None and self.query is not None:
             count, question = max(len(self.tokens) - self.query.first, 0), self.question
             self.ranks = np.zeros(len(self.tokens), np.int32)
@@ -57,9 +58,8 @@ class ScoredText(QueuedText):
         self.logprobs[first:last] = outputs.logprob[lane, :count]
         self.greedy[first:last] = outputs.greedy[lane, :count]
         if self.query is None and outputs.top_tokens is not None and outputs.top_logprobs is not None:
-            for i in range(count):
-                ids, values = outputs.top_tokens[lane, i].tolist(), outputs.top_logprobs[lane, i].tolist()
-                self.top_logprobs[first + i] = dict(zip(ids, values, strict=True))
+            self._top_ids[first:last] = outputs.top_tokens[lane, :count]
+            self._top_logprobs[first:last] = outputs.top_logprobs[lane, :count]
 
     def _take_distributions(self, query: TextQuestion, scored: Scored, lane: int, first: int, count: int) -> None:
         skipped = max(query.first - first, 0)
@@ -75,8 +75,8 @@ class ScoredText(QueuedText):
                 getattr(self, name)[places] = array[lane, step]
 
     def results(self) -> dict[str, np.ndarray]:
-        """Return the arrays of results by name, without `top_logprobs`."""
-        names = () if self.query is None else ("ranks", "entropy", *_BY_POSITION)
+        """Return the arrays of results by name."""
+        names = ("_top_ids", "_top_logprobs") if self.query is None else ("ranks", "entropy", *_BY_POSITION)
         return {name: getattr(self, name) for name in ("logprobs", "greedy", *names)}
 
     def finish(self) -> None:
@@ -86,13 +86,21 @@ class ScoredText(QueuedText):
             count = len(shared.tokens) - self.before
             self.logprobs[:count] = shared.logprobs
             self.greedy[:count] = shared.greedy
-            self.top_logprobs[:count] = [dict(top) for top in shared.top_logprobs]
-            if self.query is not None and len(shared.tokens) > self.query.first:
+            if self.query is None:
+                self._top_ids[:count], self._top_logprobs[:count] = shared._top_ids, shared._top_logprobs
+            elif len(shared.tokens) > self.query.first:
                 first, end = self.query.first, len(shared.tokens)
                 assert shared.query is not None and shared.query.first == first, "shared chunks have equal questions"
                 self.ranks[first:end], self.entropy[first:end] = shared.ranks[first:], shared.entropy[first:]
                 for name in _BY_POSITION:
                     getattr(self, name)[: end - first] = getattr(shared, name)
+
+    @property
+    def top_logprobs(self) -> list[dict[int, float]]:
+        """The most likely tokens per token, without a question; none for a first token without a prefix."""
+        rows = zip(self._top_ids.tolist(), self._top_logprobs.tolist(), strict=True)
+        tops = [dict(zip(ids, values, strict=True)) for ids, values in rows]
+        return tops if self.before else [{}, *tops[1:]]
 
     def top(self) -> TokenLogprobs | None:
         """Return the most likely tokens; None with `top` 0."""

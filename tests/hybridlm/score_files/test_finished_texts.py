@@ -180,3 +180,21 @@ def test_the_report_counts_no_call_of_another_thread(
     assert text_lm.stats["prefix_tokens_saved"] - saved > expected.prefix_tokens_saved
     for name in ("prefix_tokens_saved", "step_tokens", "step_places"):
         assert getattr(report, name) == getattr(expected, name), name
+
+
+def test_the_most_likely_tokens_are_kept(text_lm: hybridlm.LM, tmp_path: Path) -> None:
+    """The echoed prompts of a continued batch file had lost them."""
+    texts = [(5,), (5, 9, 14, 3, 20, 7, 8, 4), (5, 9, 14, 3, 20, 7, 8, 6), (8, 4, 31)]
+    model, earlier = text_lm.text_model, FinishedTexts(tmp_path, 0)
+    with model.keeping(earlier):
+        expected = model.scores(texts, 2)
+    earlier.flush()
+    steps = text_lm.stats["steps"]
+    with model.keeping(FinishedTexts(tmp_path, 0)):
+        actual = model.scores(texts, 2)
+    assert text_lm.stats["steps"] == steps
+    for a, b, text in zip(actual, expected, texts, strict=True):
+        assert a.top_logprobs == b.top_logprobs and [len(top) for top in a.top_logprobs or ()] == [0] + [2] * (
+            len(text) - 1
+        )
+        np.testing.assert_array_equal(a.logprobs, b.logprobs)

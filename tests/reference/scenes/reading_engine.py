@@ -8,7 +8,6 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.counts import Counts
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.multiprocess.decisions import Decisions
@@ -17,6 +16,7 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.shared_prefixes import texts_to_read
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
+from hybridlm.steps.tallies import Tallies
 
 
 class UnreadText(QueuedText):
@@ -49,7 +49,7 @@ class ReadingEngine:
         self.pool = RowPool(Rows((), np.zeros((lanes, 1), np.int32)))
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Any] = deque()
-        self.stats, self.decisions = Counts(), Decisions()
+        self.stats, self.decisions = Tallies(), Decisions()
         self.moves, self.runner = self, SimpleNamespace(forget=lambda owner: None)
         self.tokens = self.places = self.computed = 0
 

@@ -5,7 +5,7 @@ from collections import Counter
 from collections.abc import Iterable
 
 
-class Counts(Counter[str]):
+class Tallies(Counter[str]):
     """Counts since loading; each is also counted for the thread that adds it."""
 
     def __init__(self, names: Iterable[str] = ()):

@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kept_states import empty_cache
+from random_traffic import Asked, compare, traffic
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
@@ -271,27 +272,13 @@ def test_random_traffic_equals_solo_runs(
     """Prompts that part within pages and at their ends join and are cancelled at random, in few pages."""
     rng, stem = random.Random(seed), ids(300, 20 + seed)
     empty_cache(few_pages, {"device": "200kB", "host": rng.choice((0, 10**5, 10**6))})
-    prompts = [
-        [*stem[: rng.choice((20, 127, 128, 129, 160, 256, 288))], *ids(rng.choice((1, 3, 40, 120)), 30 + number)]
-        for number in range(12)
-    ]
-    counts = [rng.choice((1, 5, 30, 80)) for _ in prompts]
-    completions, waiting = dict[int, Completion](), list(range(len(prompts)))
-    with few_pages.session() as session:
-        while waiting or session.busy:
-            if waiting and rng.random() < 0.2:
-                index = waiting.pop(0)
-                session.submit(prompts[index], max_tokens=counts[index], **FREE)
-            if session._alive and rng.random() < 0.01:
-                session.cancel(rng.choice(list(session._alive)))
-            for event in session.step():
-                if event.completion is not None:
-                    completions[event.index] = event.completion
-            session.check_integrity()
-    for index, completion in completions.items():
-        want = alone(cold, prompts[index], counts[index])
-        cancelled = completion.finish_reason == "cancelled"
-        assert completion.token_ids == (want[: len(completion.token_ids)] if cancelled else want)
+    requests: list[Asked] = []
+    for number in range(12):
+        common = stem[: rng.choice((20, 127, 128, 129, 160, 256, 288))]
+        prompt = [*common, *ids(rng.choice((1, 3, 40, 120)), 30 + number)]
+        requests.append((prompt, {"max_tokens": rng.choice((1, 5, 30, 80)), **FREE}))
+    completions, _ = traffic(few_pages, requests, rng, arrivals=0.2)
+    compare(completions, [cold.generate([prompt], **settings)[0] for prompt, settings in requests])
 
 
 def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

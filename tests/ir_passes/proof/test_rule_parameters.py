@@ -34,7 +34,7 @@ CANNOT_RUN = ("threefry2x32",)
 """Their batched form, of operands with different shapes, is one that JAX itself fails to compile."""
 NAMES = [name for name in BUILDERS if installed(name) and name not in MESHES and name not in CANNOT_RUN]
 OFTEN = "reshape transpose broadcast_in_dim gather scatter scatter-add dot_general conv_general_dilated sort".split()
-"""Primitives that most steps are made of; the long test has all."""
+"""Primitives that most steps are made of; long parameters are all."""
 PASSED_ON = 6
 """Seed of a branch that passes its operands on: JAX leaves it no results."""
 
@@ -78,23 +78,16 @@ def one_nan(eqn: ir.JaxprEqn, values: Any, observe: Any = None) -> list[Any]:
             for each, is_float in zip(results, inexact, strict=True)]  # fmt: skip
 
 
-def check_derived(name: str, seeds: Iterable[int]) -> None:
+@pytest.mark.parametrize("name, seeds", [
+    *(pytest.param(name, range(2), marks=pytest.mark.slow) for name in OFTEN),
+    pytest.param("cond", (PASSED_ON,), marks=pytest.mark.slow),
+    *(pytest.param(name, range(12), marks=pytest.mark.long) for name in NAMES),
+])  # fmt: skip
+def test_what_is_said_of_batched_and_differentiated_operations_holds(name: str, seeds: Iterable[int]) -> None:
     for seed in seeds:
         for program in derived(name, seed):
             assert unknown_parameters(ir.trace(program.step, *program.args())) == set(), program.name
             assert list(faults(Subject(program, (0,), run=one_nan))) == [], program.name
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("name, seeds", [*((name, range(2)) for name in OFTEN), ("cond", (PASSED_ON,))])
-def test_what_is_said_of_batched_and_differentiated_operations_holds(name: str, seeds: Iterable[int]) -> None:
-    check_derived(name, seeds)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("name", NAMES)
-def test_what_is_said_of_many_batched_operations_holds(name: str) -> None:
-    check_derived(name, range(12))
 
 
 class Spy(dict):

@@ -30,7 +30,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault
+from ir_passes.host.slot_owner import SlotError, SlotFault
 from models import KV_BLOCK
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
@@ -100,7 +100,8 @@ class Decoding:
             SlotsExhausted: no other sequence is on this device.
         """
         assert sequence.slot is not None
-        device, slots = pool.device_of(sequence.slot), [self._slot(other) for other in joined]
+        device, engine = pool.device_of(sequence.slot), self._engine
+        slots = [other.slot_of(engine) if isinstance(other, QueuedText) else other.slot for other in joined]
         neighbours = [
             other
             for other, slot in zip(joined, slots, strict=True)
@@ -119,9 +120,6 @@ class Decoding:
                 "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
                 stacklevel=2,
             )
-
-    def _slot(self, queued: ActiveSequence | QueuedText) -> Slot | None:
-        return queued.slot_of(self._engine) if isinstance(queued, QueuedText) else queued.slot
 
     def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
         """Return a decoding sequence's positions after its next step, with drafts."""

@@ -84,7 +84,6 @@ class Programs:
         config: measures the state after verifying steps, if given.
 
     Attributes:
-        certified: False for steps that run as traced.
         on_compile: called by the compiling thread before each compilation.
         prepared: steps requested from `prepare`, by the caller's description.
         use_store: False in tests that replace parts of steps.
@@ -106,7 +105,6 @@ class Programs:
         self.structure, self.placement = structure, placement
         self.config = config
         self.certify: Certify = certify
-        self.certified = certify != "off"
         self.settings = JaxSettings(donates=self.certified)
         self._warned_not_audited = False
         self.origins: dict[AnyShape, Origin] = {}
@@ -121,6 +119,11 @@ class Programs:
             self._stored = StoredPrograms(executables, model)
         self._compiled: dict[tuple[AnyShape, Any], Future[CompiledStep | StoredStep]] = {}
         self._lock = threading.Lock()
+
+    @property
+    def certified(self) -> bool:
+        """False for steps that run as traced."""
+        return self.certify != "off"
 
     @property
     def shapes(self) -> list[AnyShape]:

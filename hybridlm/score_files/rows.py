@@ -59,11 +59,6 @@ class InputRow(NamedTuple):
     interventions: Any = None
 
     @property
-    def has_prompt(self) -> bool:
-        """Whether only the last tokens are scored."""
-        return self.key in ("prompt", "messages")
-
-    @property
     def several(self) -> bool:
         return isinstance(self.item, dict) and is_several(self.item.get("completion"))
 

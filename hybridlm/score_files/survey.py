@@ -64,7 +64,7 @@ def survey(
         if row.id is not None:
             hashes.append(hash(row.id))
             kinds.setdefault(_kind(row.id), row.number)
-        count, size, prompts = count + 1, size + row.size, prompts or row.has_prompt
+        count, size, prompts = count + 1, size + row.size, prompts or row.key in ("prompt", "messages")
         if count >= limits.rows or size >= limits.bytes:
             windows.append(RowWindow(begin, count, size))
             begin, count, size = mark, 0, 0

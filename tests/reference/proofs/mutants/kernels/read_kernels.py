@@ -14,8 +14,6 @@ NEXT = LANES - 1
 
 
 def _place(change: Any) -> Any:
-    """The in-place kernel with a fault in its rows and lengths."""
-
     def body(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
         lane = pl.program_id(0)
         read, write, length = change(slots, lengths, lane)
@@ -33,21 +31,17 @@ def _own(slots: Any, lengths: Any, lane: Any) -> tuple[Any, Any, Any]:
 
 
 def always(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
-    """A store without the mask of idle lanes."""
     row = new.at[slots[pl.program_id(0)]]
     out[...] = row[...] * x[...]
     row[...] = row[...] * 0.5 + x[...]
 
 
 def null_row_total(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
-    """A sum over all lanes in a row of the pool."""
     zoo.in_place_body(slots, lengths, x, pool, out, new)
     new[1] = new[1] + x[...]
 
 
 def _prefill(first: Any, last: Any = None) -> Any:
-    """Chunks with other conditions for the first and the last one."""
-
     def body(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
         @pl.when(first(pl.program_id(0), pl.program_id(1)))
         def _() -> None:
@@ -65,7 +59,6 @@ def _prefill(first: Any, last: Any = None) -> Any:
 
 
 def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-    """A body for a grid with lanes inside still reads scratch state."""
     chunk = pl.program_id(0)
 
     @pl.when(chunk == 0)
@@ -79,7 +72,6 @@ def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
 
 
 def half_a_chunk(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-    """The last token of a chunk is never written."""
     state[...] = rows[...]
     for token in range(zoo.CHUNK - 1):
         state[...] = state[...] * 0.9 + x[token]
@@ -88,8 +80,6 @@ def half_a_chunk(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
 
 
 def _attend(first: Any, length: Any, reset: tuple[str, ...] = ("best", "total", "mixed")) -> Any:
-    """Attention with another first block, another length, or stale scratch."""
-
     def body(lengths: Any, q: Any, keys: Any, out: Any, best: Any, total: Any, mixed: Any) -> None:
         lane, block = pl.program_id(0), pl.program_id(1)
         scratch = {"best": best, "total": total, "mixed": mixed}
@@ -127,12 +117,10 @@ def rolled_tile(x: Any, w: Any, out: Any) -> None:
 
 
 def kept_tile(x: Any, w: Any, out: Any) -> None:
-    """A value-masked store into stale memory."""
     pltpu.store(out, x[...] * w[...], mask=x[...] > 0)
 
 
 def rolled_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """Rows of the lane before, put together with the lane's own token."""
     full[1:, :KEY] = rows[:-1]
     full[:1, :KEY] = rows[-1:]
     full[:, KEY:] = x[...][:, None]
@@ -141,14 +129,12 @@ def rolled_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -
 
 
 def open_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """The token of this step is never put into the window."""
     full[:, :KEY] = rows[...]
     out[...] = jnp.sum(full[...] * taps[...][None], axis=1)
     new[...] = full[:, 1:]
 
 
 def shared_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """The token of lane 0 in every window."""
     full[:, :KEY] = rows[...]
     full[:, KEY:] = jnp.broadcast_to(x[0][None, None], (LANES, 1, x.shape[1]))
     out[...] = jnp.sum(full[...] * taps[...][None], axis=1)
@@ -156,7 +142,6 @@ def shared_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -
 
 
 def summed_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """A sum over lanes where one over taps is meant."""
     full[:, :KEY] = rows[...]
     full[:, KEY:] = x[...][:, None]
     out[...] = jnp.broadcast_to(jnp.sum(full[...] * taps[...][None], axis=(0, 1))[None], x.shape)

@@ -6,7 +6,7 @@ The program has the semantics of the kernel's machine, not of interpret mode:
 * An index of a block, or into a block, has to be in bounds; otherwise the kernel reaches foreign memory.
 * On a TPU the steps of a grid axis run in order, unless `dimension_semantics` has "parallel": scratch, and a block that
   stays in place, carry over. Elsewhere steps run in parallel: scratch is new, and two steps may not write one block.
-  In place they may, in any order: a read finds any store of any step.
+  In place they may: a read finds any step's store, and in Triton's kernels an old one, as threads run in any order.
 * A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
   Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
 * A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; steps from n on change
@@ -185,7 +185,8 @@ class _Kernel:
         complete = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis]
         for k in complete:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
-            is_private = not any(self._shares(k, axis) for axis in range(len(self.grid)))
+            # a Triton program's threads load and store without order among themselves
+            is_private = not (self.in_place or any(self._shares(k, axis) for axis in range(len(self.grid))))
             if k in self.aliases and not self.works_in_place(k):
                 parts[self.aliases[k]] = outer[k]
             if k in self.aliases and self.works_in_place(k):

@@ -31,7 +31,7 @@ def kernel_padding(site: Site, array: Value) -> list[Value]:
 
 @rule("or_old")
 def or_old(site: Site, new: Value, old: Value) -> list[Value]:
-    return [Value(site.join(new.owner, old.owner))]
+    return [new if new.number == old.number else Value(site.join(new.owner, old.owner))]
 
 
 @rule("kernel_index", reads="bound")

@@ -84,8 +84,6 @@ cases(PACKED, OF_PACKED, Lane(), logits_indices=lambda x, c: x[c[1:] - 1],
 
 
 def conv_with_states(seen):
-    """Causal convolution of packed tokens that begins with the rows of the sequences."""
-
     def run(pool, s, x, c):
         rows, p = pool[s][own(c)], position(c)
         out = x
@@ -98,8 +96,6 @@ def conv_with_states(seen):
 
 
 def window_of_states(keep):
-    """The last tokens of each sequence, or of its row, as its new row."""
-
     def run(pool, s, x, c):
         old, n, rows = pool[s], jnp.diff(c), []
         for back in range(TAPS - 1, 0, -1):
@@ -121,8 +117,6 @@ finite = lambda x: jnp.where(jnp.isfinite(x), x, 0.0)
 
 
 def attention(mask, fill=-jnp.inf, values=finite):
-    """Attention of packed tokens with a mask of pairs."""
-
     def run(x, c):
         scores = jnp.einsum("td,sd->ts", x, x) * D**-0.5
         return jax.nn.softmax(jnp.where(mask(c), scores, fill), -1) @ values(x)
@@ -138,8 +132,6 @@ added = lambda left, right: (left[0] | right[0], jnp.where(right[0], right[1], l
 
 
 def chunk_of_ssd(mask, sums=lambda c, x: scanned(added, first(c), x)):
-    """The quadratic form of a state-space model, with `seq_idx`."""
-
     def run(x, c):
         decay = sums(c, -jax.nn.softplus(x[:, 0]))
         weights = jnp.where(mask(c), jnp.exp(jnp.minimum(decay[:, None] - decay[None], 0.0)), 0.0)
@@ -159,8 +151,6 @@ def token_shift(x, c, h0, start):
 
 
 def stabilised(reset):
-    """A gated recurrence with a running maximum, as in xLSTM."""
-
     def run(x, c):
         def token(carry, inputs):
             (h, m), (xt, is_first) = carry, inputs
@@ -241,8 +231,6 @@ def paged_attention(rows):
 
 
 def prefix_attention(lane):
-    """Tokens of chunks that read the pages of their sequences."""
-
     def run(kv, table, x, c, lengths):
         k = kv[table[lane(c)]].reshape(T, -1, D)
         scores = jnp.einsum("td,tsd->ts", x, k)
@@ -253,7 +241,6 @@ def prefix_attention(lane):
 
 
 def experts(x, router, w, combine):
-    """Experts of sorted tokens."""
     scores, chosen = lax.top_k(x @ router, 2)
     order = jnp.argsort(chosen.reshape(-1), stable=True)
     sizes = jnp.bincount(chosen.reshape(-1), length=EXPERTS).astype(jnp.int32)
@@ -290,8 +277,6 @@ def adapters(lane):
 
 
 def verified(axis):
-    """Accepted drafts of each sequence, and the token after them."""
-
     def run(drafts, targets):
         accepted = jnp.cumprod(drafts == targets, axis=axis).sum(1)
         place = jnp.minimum(accepted, DRAFTS - 1)
@@ -301,8 +286,6 @@ def verified(axis):
 
 
 def counted(rows):
-    """Greedy tokens after a penalty on repetition, and the new counts."""
-
     def run(logits, counts):
         token = jnp.argmax(logits - 0.1 * counts, -1)
         return token, counts.at[rows, token].add(1)

@@ -72,7 +72,6 @@ def beside(pool, lengths, x, w):
 
 
 def corners(pool, slots, x, w):
-    """A corner of the state is written with the corner of the transposed state."""
     total, _ = zoo.unrolled_step(pool, slots, x, w)
     for layer in range(LAYERS):
         _, rows = zoo.memory(pool[layer, slots], x, w[layer])
@@ -87,7 +86,7 @@ def turned_in_a_loop(pool, lengths, x, w):
 
 
 def cut_across(pool, lengths, x, w):
-    """Dimensions of 6, 4 and 4 in a shape of 4, 4 and 6: the second begins and ends elsewhere."""
+    """Sizes 6, 4, 4 become 4, 4, 6."""
     y, rows = zoo.memory(pool, x, w)
     rows = jnp.stack([rows.mT] * 6, 1).reshape(LANES, SIZE, SIZE, 6)[..., 0]
     return y, jnp.where((lengths > 0)[:, None, None], rows, pool)

@@ -26,8 +26,6 @@ def rolled_block(x: Any, out: Any) -> None:
 
 
 def sum_of_channels(x: Any, out: Any) -> None:
-    """The last block of channels is summed with the memory behind it."""
-
     @pl.when(pl.program_id(1) == 0)
     def _() -> None:
         out[...] = jnp.zeros_like(out)

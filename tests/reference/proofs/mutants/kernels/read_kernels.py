@@ -14,7 +14,6 @@ NEXT = LANES - 1
 
 
 def always(slots: Any, lengths: Any, x: Any, pool: Any, out: Any, new: Any) -> None:
-    """A store without the mask of idle lanes."""
     row = new.at[slots[pl.program_id(0)]]
     out[...] = row[...] * x[...]
     row[...] = row[...] * 0.5 + x[...]
@@ -35,7 +34,6 @@ def _prefill(*conditions: Any) -> Any:
 
 
 def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-    """A body for a grid with lanes inside still reads scratch state."""
     chunk = pl.program_id(0)
 
     @pl.when(chunk == 0)
@@ -49,7 +47,6 @@ def lanes_inside(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
 
 
 def half_a_chunk(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
-    """The last token of a chunk is never written."""
     state[...] = rows[...]
     for token in range(zoo.CHUNK - 1):
         state[...] = state[...] * 0.9 + x[token]
@@ -58,8 +55,6 @@ def half_a_chunk(x: Any, rows: Any, out: Any, end: Any, state: Any) -> None:
 
 
 def _attend(first: Any, length: Any, reset: tuple[str, ...] = ("best", "total", "mixed")) -> Any:
-    """Attention with another first block, another length, or stale scratch."""
-
     def body(lengths: Any, q: Any, keys: Any, out: Any, best: Any, total: Any, mixed: Any) -> None:
         lane, block = pl.program_id(0), pl.program_id(1)
         scratch = {"best": best, "total": total, "mixed": mixed}
@@ -97,12 +92,10 @@ def rolled_tile(x: Any, w: Any, out: Any) -> None:
 
 
 def kept_tile(x: Any, w: Any, out: Any) -> None:
-    """A value-masked store into stale memory."""
     pltpu.store(out, x[...] * w[...], mask=x[...] > 0)
 
 
 def rolled_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """Rows of the lane before, put together with the lane's own token."""
     full[1:, :KEY] = rows[:-1]
     full[:1, :KEY] = rows[-1:]
     full[:, KEY:] = x[...][:, None]
@@ -111,14 +104,12 @@ def rolled_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -
 
 
 def open_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """The token of this step is never put into the window."""
     full[:, :KEY] = rows[...]
     out[...] = jnp.sum(full[...] * taps[...][None], axis=1)
     new[...] = full[:, 1:]
 
 
 def shared_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """The token of lane 0 in every window."""
     full[:, :KEY] = rows[...]
     full[:, KEY:] = jnp.broadcast_to(x[0][None, None], (LANES, 1, x.shape[1]))
     out[...] = jnp.sum(full[...] * taps[...][None], axis=1)
@@ -126,7 +117,6 @@ def shared_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -
 
 
 def summed_window(rows: Any, x: Any, taps: Any, out: Any, new: Any, full: Any) -> None:
-    """A sum over lanes where one over taps is meant."""
     full[:, :KEY] = rows[...]
     full[:, KEY:] = x[...][:, None]
     out[...] = jnp.broadcast_to(jnp.sum(full[...] * taps[...][None], axis=(0, 1))[None], x.shape)

@@ -1,4 +1,4 @@
-"""Faults in Pallas kernels with memory that several steps have; interpret mode runs steps in order and shows none."""
+"""Races of kernels for shared memory; interpret mode runs steps in order."""
 
 from typing import Any
 
@@ -10,12 +10,13 @@ from mutants.mutant import Evidence, Kind, kernels_of
 from zoo.kernels import shared_blocks as zoo
 from zoo.program import LANES, VALUE, normal
 
+from ir_passes import Lane, LaneContract
+
 READ, PLACED = (program.name for program in zoo.PROGRAMS)
 CROSS, OPEN, OPAQUE = Kind.CROSS_LANE, Kind.UNINITIALIZED, Kind.OPAQUE
 
 
 def passed_on(x: Any, old: Any, out: Any, block: Any) -> None:
-    """A lane's values go through the block, which is zero in the end."""
     block[...] = x[...]
     out[...] = block[...]
     block[...] = jnp.zeros_like(x)
@@ -46,14 +47,20 @@ def copied_on(x: Any, old: Any, out: Any, block: Any, semaphore: Any) -> None:
 
 
 def turned(x: Any, old: Any, out: Any, block: Any) -> None:
-    """The operand is read after the result in its memory, with the tile's lanes in another order."""
     block[...] = x[...][::-1]
     out[...] = old[...]
     block[...] = jnp.zeros_like(x)
 
 
+def read_back(x: Any, old: Any, out: Any, block: Any) -> None:
+    """Threads read rows that others have not stored yet."""
+    block[...] = jnp.zeros_like(x)
+    out[...] = block[...][::-1]
+    block[...] = x[...]
+
+
 def loaded_before(x: Any, old: Any, out: Any, block: Any) -> None:
-    """On a TPU the second step has the operand's block from before the first step's store."""
+    """On a TPU the second step has the block from before the first store."""
     out[...] = jnp.zeros_like(x)
 
     @pl.when(pl.program_id(0) == 1)
@@ -79,6 +86,9 @@ def of_the_inverted_number(flag: Any, x: Any, out: Any, memory: Any) -> None:
 
 PARALLEL = pltpu.CompilerParams(dimension_semantics=("parallel",))
 ANY = pl.BlockSpec(memory_space=pl.ANY)
+ROWS = pl.BlockSpec((2, VALUE), lambda step: (step, 0))
+DRAW_ROWS = lambda rng: (normal(rng, LANES, VALUE), normal(rng, LANES, VALUE))
+OF_LANES = LaneContract((Lane(), Lane()), (Lane(), Lane()))
 TILES = {"index": lambda step: (step // 2, 0), "draw": lambda rng: (normal(rng, LANES, VALUE), normal(rng, 2, VALUE))}
 read, placed = map(kernels_of, (READ, PLACED))
 TRACED = {"evidence": Evidence.TRACED}
@@ -94,8 +104,9 @@ MUTANTS = (
     read("copied-on", "copies to device memory by parallel steps",
          zoo.shared_block(copied_on, PARALLEL, spec=ANY, scratch=(pltpu.SemaphoreType.DMA,)), CROSS, **TRACED),
     read("in-place-or-not", "an operand read after its memory may be written",
-         zoo.shared_block(turned, None, rows=2, spec=pl.BlockSpec((2, VALUE), lambda step: (step, 0))), OPAQUE,
-         draw=lambda rng: (normal(rng, LANES, VALUE), normal(rng, LANES, VALUE)), **TRACED),
+         zoo.shared_block(turned, None, rows=2, spec=ROWS), OPAQUE, draw=DRAW_ROWS, **TRACED),
+    read("read-back", "memory read in another order after a store to it",
+         zoo.shared_block(read_back, rows=2, spec=ROWS), CROSS, contract=OF_LANES, draw=DRAW_ROWS, **TRACED),
     read("loaded-before", "an operand's block from before a store", first_lanes, CROSS, **TRACED),
     placed("inverted-number", "scratch at another place than written", zoo.placed(of_the_inverted_number), OPEN,
            evidence=Evidence.FAULT),

@@ -31,14 +31,12 @@ def _masked(*stored: int, **changes: Any) -> Any:
 
 
 def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
-    """Each step works on two lanes' rows."""
     first = pl.program_id(0) * 2
     rows = pl.ds(first, 2)
     out[rows] = new[rows] - jnp.mean(x[rows], axis=0, keepdims=True)
 
 
 def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-    """The row of an idle lane goes back changed."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
     zoo.copied(row, contents, results.at[0])
     out[...] = contents[...] * x[...]
@@ -47,7 +45,6 @@ def always(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, conte
 
 
 def read_too_early(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-    """Row used before its copy ends: the previous lane's row."""
     copy = pltpu.make_async_copy(new.at[pl.ds(slots[pl.program_id(0)], 1)], contents, results.at[0])
     copy.start()
     out[...] = contents[...] * x[...]
@@ -55,7 +52,6 @@ def read_too_early(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: An
 
 
 def never_waited(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-    """The next lane's row overwrites this one's on its way back."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
     zoo.copied(row, contents, results.at[0])
     out[...] = contents[...] * x[...]
@@ -63,7 +59,6 @@ def never_waited(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any,
 
 
 def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-    """The wait is for another semaphore's finished copy."""
     row = new.at[pl.ds(slots[pl.program_id(0)], 1)]
     zoo.copied(row, contents, results.at[0])
     out[...] = contents[...] * x[...]
@@ -72,27 +67,23 @@ def another_copy(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any,
 
 
 def from_scratch(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, contents: Any, results: Any) -> None:
-    """Uncopied scratch holds the previous lane's data."""
     out[...] = contents[...] * x[...]
     contents[...] = x[...]
 
 
 def through_an_operand(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:
-    """A lane leaves its tokens in the place of the next lane's."""
     lane = pl.program_id(0)
     out[lane] = new[lane] * x[lane]
     x[_next(lane)] = x[lane]
 
 
 def through_a_scalar(slots: Any, lengths: Any, x: Any, old: Any, out: Any, new: Any, full: Any, results: Any) -> None:
-    """A lane leaves its first token's sign in the next lane's length."""
     lane = pl.program_id(0)
     zoo.copies_body()(slots, lengths, x, old, out, new, full, results)
     lengths[_next(lane)] = (x[0, 0] > 0).astype(jnp.int32)
 
 
 def written_twice(x: Any, out: Any) -> None:
-    """A store beyond the row, and then the row."""
     plgpu.store(out.at[jnp.arange(8)], jnp.zeros(8))
     zoo.masked_body()(x, out)
 

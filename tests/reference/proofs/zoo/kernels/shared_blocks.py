@@ -27,8 +27,6 @@ def shared_block(
     body: Kernel = added_body, params: Any = TRITON, rows: int = 1, index: Callable[..., Any] = lambda step: (0, 0),
     spec: Any = None, scratch: tuple[Any, ...] = (),
 ) -> Callable[..., Any]:  # fmt: skip
-    """Lanes in tiles of `rows`, and a block in a result's memory for all of them."""
-
     def step(x: Array, block: Array) -> Any:
         tile = pl.BlockSpec((rows, VALUE), lambda step: (step, 0))
         shared = spec or pl.BlockSpec((1, VALUE), index)
@@ -46,7 +44,6 @@ def draw_block(rng: np.random.Generator) -> tuple[Any, ...]:
 
 
 def placed_body(flag: Any, x: Any, out: Any, memory: Any) -> None:
-    """Scratch at a place that a flag picks."""
     place = jnp.clip(jnp.invert(flag[0] > 0).astype(jnp.int32) + 2, 0, 3)
     memory[pl.ds(place, 1), :] = x[...]
     out[...] = memory[pl.ds(place, 1), :]

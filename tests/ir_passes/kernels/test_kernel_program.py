@@ -18,6 +18,7 @@ from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, Violatio
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
+from ir_passes.kernels.guesses import Guesses
 from ir_passes.proof.lane_proof import prove_isolation
 
 PROGRAMS = zoo.PROGRAMS + whole_kernels.PROGRAMS + grid_kernels.PROGRAMS + shared_blocks.PROGRAMS
@@ -177,3 +178,18 @@ def test_a_masked_load_that_names_no_other_value_reads_anything():
         prove_isolation(partial(step, body), args, contract)
     assert {violation.kind for violation in error.value.violations} == {ViolationKind.UNINITIALIZED}
     assert prove_isolation(partial(step, partial(body, other=0)), args, contract)
+
+
+@pytest.mark.parametrize("guess", [
+    {("result", 0): ((0, 0),)}, {("result", 0): ((1, 0),)}, {("operand", 0): ((0, 0), (1, 0))},
+], ids=["steps in parallel", "no multiple", "one step for two dimensions"])  # fmt: skip
+def test_a_wrong_guess_of_blocks_is_refused(guess: Any, monkeypatch: pytest.MonkeyPatch):
+    """Guesses are not trusted: the kernel's program checks them."""
+
+    def body(x: Any, out: Any) -> None:
+        out[pl.program_id(0)] = x[pl.program_id(0)] * 2
+
+    call = pl.pallas_call(body, grid=(LANES,), out_shape=jax.ShapeDtypeStruct((LANES, VALUE + 1), jnp.float32))
+    monkeypatch.setattr(Guesses, "cuts", lambda _: guess)
+    plain = read(lambda x: (call(x),), jnp.ones((LANES, VALUE + 1)))
+    assert not plain.read and all("AssertionError" in reason for reason in plain.unread.values())

@@ -116,7 +116,8 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
         if pages is None:
             return None
         rows = [
-            kept.setdefault((row, int(np.count_nonzero(lane))), lane) for row, lane in zip(lane_rows, pages, strict=True)
+            kept.setdefault((row, int(np.count_nonzero(lane))), lane)
+            for row, lane in zip(lane_rows, pages, strict=True)
         ]
         return np.stack(rows)
 

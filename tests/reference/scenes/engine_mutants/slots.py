@@ -24,7 +24,7 @@ def mapped(patch: pytest.MonkeyPatch, change: Callable[[np.ndarray, RowPool], np
     """Give the steps other rows: `change(slots, pool) -> slots`; the host keeps its own."""
     right = RowPool.arrange
 
-    def arrange(self: RowPool, slots: Sequence[Slot], lanes: int) -> tuple[list[int], LaneMap]:
+    def arrange(self: RowPool, slots: Sequence[Slot], lanes: int) -> tuple[Sequence[int], LaneMap]:
         places, lane_map = right(self, slots, lanes)
         return places, lane_map._replace(slots=change(lane_map.slots.copy(), self))
 
@@ -116,7 +116,8 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
         if pages is None:
             return None
         rows = [
-            kept.setdefault((row, np.count_nonzero(lane)), lane) for row, lane in zip(lane_rows, pages, strict=True)
+            kept.setdefault((row, int(np.count_nonzero(lane))), lane)
+            for row, lane in zip(lane_rows, pages, strict=True)
         ]
         return np.stack(rows)
 

@@ -289,5 +289,8 @@ def test_matrices_stay_in_float32_as_in_transformers(name: str, end: str, path: 
     arrays = load_parameters(open_model(tmp_path), "bfloat16").arrays
     matrices = [np.asarray(array) for key, array in arrays.items() if dotted(key).endswith(path)]
     assert stored and all(matrix.dtype == np.float32 for matrix in matrices)
-    numbers = [np.concatenate([np.ravel(array) for array in arrays]) for arrays in (matrices, map(tensors.get, stored))]
-    assert np.array_equal(np.sort(numbers[0]), np.sort(numbers[1]))
+    numbers, expected = (
+        np.sort(np.concatenate([np.ravel(array) for array in each]))
+        for each in (matrices, [tensors[file] for file in stored])
+    )
+    assert np.array_equal(numbers, expected)

@@ -283,11 +283,14 @@ def test_matrices_stay_in_float32_as_in_transformers(name: str, end: str, path: 
     tensors = load_file(GOLDEN / name / "model.safetensors")
     stored = [file for file in tensors if file.endswith(end)]
     for file in stored:
-        tensors[file] = np.float32(tensors[file]) * np.float32(1 + 2**-12)
+        tensors[file] = tensors[file].astype(np.float32) * np.float32(1 + 2**-12)
     save_file(tensors, tmp_path / "model.safetensors")
     shutil.copy(GOLDEN / name / "config.json", tmp_path)
     arrays = load_parameters(open_model(tmp_path), "bfloat16").arrays
     matrices = [np.asarray(array) for key, array in arrays.items() if dotted(key).endswith(path)]
     assert stored and all(matrix.dtype == np.float32 for matrix in matrices)
-    numbers = [np.concatenate([np.ravel(array) for array in arrays]) for arrays in (matrices, map(tensors.get, stored))]
-    assert np.array_equal(np.sort(numbers[0]), np.sort(numbers[1]))
+    numbers, expected = (
+        np.sort(np.concatenate([np.ravel(array) for array in each]))
+        for each in (matrices, [tensors[file] for file in stored])
+    )
+    assert np.array_equal(numbers, expected)

@@ -151,8 +151,9 @@ def expert_rows(
     places = max(count, rows) if interpret else count
     widest = MAX_COLUMNS // (1 + gated)
     arrays, tree = jax.tree.flatten(weight)
-    if rows == MAX_ROWS and not has_group_products() and (gated or len(arrays) > 1):
-        widest //= 2  # otherwise unpacked weights spill up to 1,032 bytes of a thread
+    plain = len(arrays) == 1 and weight.dtype != jnp.float32
+    if rows == MAX_ROWS and not has_group_products() and (gated or not plain):
+        widest //= 2  # otherwise packed or float32 weights spill up to 1,032 bytes of a thread
     columns = _columns(outputs, min(count, experts), widest)
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
     reads = matrix_reads(count, rows, experts)

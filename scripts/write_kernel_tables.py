@@ -53,7 +53,7 @@ Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context 
 The next columns are parts of this ratio: operations on states and caches, sampling with filters (the branch with the
 most bytes counts), and the recurrence, its convolution included. Products inside of kernels are not counted, and bytes
 that a kernel reads twice count once. Seconds are of a busy machine. Steps are of
-2026-11-26, when row i was lane i; registers of 2026-11-29. Nothing here has run.
+2026-11-26, when row i was lane i; registers of 2026-11-30. Nothing here has run.
 
 | model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | compiled in |
 |---|---|---|---|---|---|---|---|---|---|---|

@@ -150,11 +150,12 @@ def expert_rows(
     # The interpreter stores the old numbers at masked places: places of a tile have to differ.
     places = max(count, rows) if interpret else count
     widest = MAX_COLUMNS // (1 + gated)
-    if gated and rows == MAX_ROWS and not has_group_products():
-        widest //= 2  # otherwise unpacked weights spill 1,032 bytes of a thread
+    arrays, tree = jax.tree.flatten(weight)
+    plain = len(arrays) == 1 and weight.dtype != jnp.float32
+    if rows == MAX_ROWS and not has_group_products() and (gated or not plain):
+        widest //= 2  # otherwise packed or float32 weights spill up to 1,032 bytes of a thread
     columns = _columns(outputs, min(count, experts), widest)
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
-    arrays, tree = jax.tree.flatten(weight)
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
     full_spec = pl.BlockSpec(memory_space=pl.ANY)

@@ -51,8 +51,8 @@ MIN_INSTANCES = 128
 """Program instances, about a GPU's processors."""
 SHARED_SPARE = 2048
 """Bytes of shared memory for exchanges between threads."""
-MAX_SUMS = 1 << 13
-"""Sums of an instance without `has_group_products`: twice as many with unpacked weights spill 940 bytes of a thread."""
+MAX_SUMS, MAX_WARP_SUMS = 1 << 13, 1 << 10
+"""Sums of an instance without `has_group_products`, and of a warp with unpacked weights: more spill up to 940 bytes."""
 
 
 def unsupported(x: Any, weight: Any) -> str | None:
@@ -156,7 +156,8 @@ def row_product(
     parts = padded.shape[-2] // tile
     widths = sizes.columns
     if not has_group_products():
-        limit = MAX_SUMS // (tile * power_of_two(len(weights)))
+        sums = MAX_SUMS if len(arrays) == len(weights) else MAX_WARP_SUMS * sizes.warps
+        limit = sums // (tile * power_of_two(len(weights)))
         widths = tuple(width for width in widths if width <= limit) or (limit,)
     candidates = (width for width in widths if groups * parts * outputs >= MIN_INSTANCES * width)
     columns = next(candidates, widths[-1])

@@ -12,7 +12,7 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, has_group_products, load_if, rows_bytes, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
@@ -189,6 +189,8 @@ def chunk_scan(
         [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},
+        # On an L4, four warps spill 804 bytes of a thread with 256 channels.
+        warps=8 if keys > MAX_CORRECTED_KEY and not has_group_products() else 4,
         interpret=interpret,
     )(*rows_of_lanes, inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]

@@ -19,7 +19,7 @@ from hybridlm.cli.inspect import inspect
 from hybridlm.cli.launch import launch
 from hybridlm.cli.listings import cache, list_families, warmup
 from hybridlm.cli.quantise import quantise
-from hybridlm.cli.signals import EXIT_INTERRUPTED
+from hybridlm.cli.signals import EXIT_INTERRUPTED, signals_repeated
 from hybridlm.cli.standard_output import standard_output
 from hybridlm.cli.verify import verify
 from hybridlm.version import __version__
@@ -64,7 +64,7 @@ def hybridlm(
 def main() -> None:
     """The console script."""
     try:
-        with standard_output():
+        with standard_output(), signals_repeated():
             app(prog_name="hybridlm")
     except SystemExit as end:
         if end.code in EXIT_INTERRUPTED:

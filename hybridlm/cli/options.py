@@ -20,7 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from hybridlm.cli.groups import expanded, gathered, parameters_of
-from hybridlm.cli.signals import ended_by_signals, number_of, signals_repeated
+from hybridlm.cli.signals import ended_by_signals, number_of
 from hybridlm.cli.standard_output import concerns_standard_output, drop_rest
 from hybridlm.devices.mesh import read_mesh, read_sizes
 from hybridlm.engine.abstract import SERVING
@@ -179,8 +179,7 @@ def reported(debug: bool, verbose: bool = False) -> Iterator[None]:
     with warnings.catch_warnings(), _logged() if verbose else nullcontext():
         warnings.showwarning = lambda message, *rest: typer.echo(f"warning: {message}", err=True)
         try:
-            with signals_repeated():
-                yield
+            yield
             sys.stdout.flush()
         except KeyboardInterrupt as interrupt:
             for line in (*interrupt.args, *_notes(interrupt)):

@@ -51,9 +51,10 @@ def shard_orders(engine: Engine) -> list[ShardOrder | None]:
     if devices == 1:
         return [None for _ in jax.tree.leaves(engine.programs.structure.arrays.layers)]
     for array in whole_state_arrays(engine.config):
-        entries = None if array.sharded_dim is None else array.sharded_dim.order(devices)
-        if entries is None or np.array_equal(entries, np.arange(len(entries))):
+        split = array.sharded_dim
+        entries = np.arange(0) if split is None else split.order(devices)
+        if split is None or np.array_equal(entries, np.arange(len(entries))):
             orders.append(None)
         else:
-            orders.append(ShardOrder(array.sharded_dim.dim - 1, entries))
+            orders.append(ShardOrder(split.dim - 1, entries))
     return orders

@@ -4,6 +4,7 @@ import gc
 import json
 import os
 import signal
+import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -16,7 +17,7 @@ from typer.testing import CliRunner, Result
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.cli import generate, options
-from hybridlm.cli.main import app
+from hybridlm.cli.main import app, main
 from hybridlm.cli.signals import Ended, ended_by_signals
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch import batch_task
@@ -99,11 +100,14 @@ def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, 
 
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT], ids=lambda number: number.name)
 def test_during_a_collection_of_garbage(
-    lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, number: signal.Signals
-):
+    lm: hybridlm.LM,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+    number: signal.Signals,
+) -> None:
     """Python ignores the exception there; the signal comes again."""
-    arguments, add = command("score", tmp_path), Parts.add
-    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
+    add, handler = Parts.add, signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def callback(phase: str, info: dict[str, int]) -> None:
         gc.callbacks.remove(callback)
@@ -116,12 +120,15 @@ def test_during_a_collection_of_garbage(
         time.sleep(10)
 
     monkeypatch.setattr(Parts, "add", collected)
+    monkeypatch.setattr(os, "_exit", sys.exit)
+    monkeypatch.setattr(sys, "argv", ["hybridlm", *map(str, command("score", tmp_path))])
     try:
-        result = run(*arguments)
+        with pytest.raises(SystemExit) as end:
+            main()
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert result.exit_code == 128 + number, result.output
-    assert f"3 rows are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in result.stderr
+    assert end.value.code == 128 + number
+    assert f"3 rows are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in capfd.readouterr().err
 
 
 def test_an_interrupted_write_is_not_repeated(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

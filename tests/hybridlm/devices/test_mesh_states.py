@@ -23,7 +23,7 @@ Models = tuple[hybridlm.LM, hybridlm.LM]
 @pytest.fixture(scope="module")
 def models(tmp_path_factory: pytest.TempPathFactory) -> Models:
     """A convolution over [q | k | v] is split by segments; two devices hold the only key/value head."""
-    fields = {"num_hidden_layers": 2, "full_attention_interval": 2, "num_key_value_heads": 1}
+    fields: dict[str, Any] = {"num_hidden_layers": 2, "full_attention_interval": 2, "num_key_value_heads": 1}
     directory = write_random_checkpoint("dense_base", tmp_path_factory.mktemp("mesh"), **fields)
     single, over = (
         hybridlm.load(directory, certify="off", mesh=mesh, **SETTINGS) for mesh in (None, hybridlm.mesh(model=2))

@@ -178,9 +178,12 @@ def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) 
     components = list(blocks.components)
     for dim, axis in cut:
         size, rest = divmod(blocks.shape[dim], grid[axis])
-        assert not rest and not components[dim].moves and dim not in blocks.squeezed and axis not in blocks.axes
+        is_free = not rest and not components[dim].moves and dim not in blocks.squeezed and axis not in blocks.axes
+        if not is_free:
+            raise UnreadableKernel(f"dimension {dim} cannot be cut along grid axis {axis}")
         components[dim] = Component(size, axis, frozenset({axis}), True)
-    assert len({axis for _, axis in cut}) == len({dim for dim, _ in cut}) == len(cut)
+    if not len({axis for _, axis in cut}) == len({dim for dim, _ in cut}) == len(cut):
+        raise UnreadableKernel("one grid axis cuts two dimensions, or two axes cut one dimension")
     return replace(blocks, components=tuple(components), guess=dict(cut))
 
 

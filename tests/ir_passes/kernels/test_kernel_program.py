@@ -192,4 +192,4 @@ def test_a_wrong_guess_of_blocks_is_refused(guess: Any, monkeypatch: pytest.Monk
     call = pl.pallas_call(body, grid=(LANES,), out_shape=jax.ShapeDtypeStruct((LANES, VALUE + 1), jnp.float32))
     monkeypatch.setattr(Guesses, "cuts", lambda _: guess)
     plain = read(lambda x: (call(x),), jnp.ones((LANES, VALUE + 1)))
-    assert not plain.read and all("AssertionError" in reason for reason in plain.unread.values())
+    assert not plain.read and len(plain.unread) == 1

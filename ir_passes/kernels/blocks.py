@@ -175,15 +175,13 @@ class BlockGuessFailed(Exception):
 
 def cut_by(blocks: Blocks, cut: Sequence[tuple[int, int]], grid: Sequence[int]) -> Blocks:
     """Return `Blocks` with whole dimensions cut by the steps of grid axes: pairs of both."""
-    components = list(blocks.components)
+    components, axes = list(blocks.components), set(blocks.axes)
     for dim, axis in cut:
         size, rest = divmod(blocks.shape[dim], grid[axis])
-        is_free = not rest and not components[dim].moves and dim not in blocks.squeezed and axis not in blocks.axes
-        if not is_free:
+        if rest or components[dim].moves or dim in blocks.squeezed or axis in axes:
             raise UnreadableKernel(f"dimension {dim} cannot be cut along grid axis {axis}")
         components[dim] = Component(size, axis, frozenset({axis}), True)
-    if not len({axis for _, axis in cut}) == len({dim for dim, _ in cut}) == len(cut):
-        raise UnreadableKernel("one grid axis cuts two dimensions, or two axes cut one dimension")
+        axes.add(axis)
     return replace(blocks, components=tuple(components), guess=dict(cut))
 
 

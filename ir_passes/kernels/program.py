@@ -128,14 +128,12 @@ class _Kernel:
         for (kind, number), cut in cuts.items():
             side = outputs if kind == "result" else inputs
             side[number] = cut_by(side[number], cut, self.grid)
-            if kind != "result":
-                if number in self.aliases.values():
-                    raise UnreadableKernel(f"operand {number} is cut, but not the result that takes its memory")
-                continue
-            # blocks written as a whole are assembled by successive steps
-            if not (self.works_in_place(number) or all(self.sequential[axis] for _, axis in cut)):
-                raise UnreadableKernel(f"result {number} is cut along a grid axis of parallel steps")
-            if number in self.aliases:
+            is_valid = number not in self.aliases.values()
+            if kind == "result":  # blocks written as a whole are assembled by successive steps
+                is_valid = self.works_in_place(number) or all(self.sequential[axis] for _, axis in cut)
+            if not is_valid:
+                raise UnreadableKernel(f"{kind} {number} cannot be cut along the grid axes of {cut}")
+            if kind == "result" and number in self.aliases:
                 inputs[self.aliases[number]] = side[number]
         return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), new_scratch=new_scratch)
 

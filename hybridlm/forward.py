@@ -211,7 +211,7 @@ def in_order(params: Mapping[str, Parameter], expected: Mapping[str, Parameter])
 
 
 def _placed_alike(value: Any, param: Parameter) -> bool:
-    """Whether an array has the entries of its parameter in the same order, as far as its placement shows."""
+    """Return whether the placement of an array fits the order of its parameter."""
     if isinstance(param, LinearWeight) or param.sharding.is_fully_replicated or isinstance(value, ir.Tracer):
         return True
     return isinstance(value, Array) and value.sharding.is_equivalent_to(param.sharding, value.ndim)

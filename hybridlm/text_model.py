@@ -225,7 +225,7 @@ class TextModel:
         return rows * self.config.logits_multiplier
 
     def counter(self) -> Callable[[], TokenCounts]:
-        """Return a function that counts what this thread has computed; any thread may call it."""
+        """Return a function with the counts of this thread, for any thread."""
         stats = self.engine.stats.of_thread
 
         def counts() -> TokenCounts:

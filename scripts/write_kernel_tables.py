@@ -10,7 +10,7 @@ import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -41,11 +41,9 @@ The recurrence compared with the projections, in all layers. Products inside of 
 REGISTERS = """
 ## Registers
 
-Registers of each thread of each kernel, compiled alone, as ptxas prints them. A kernel with more shared memory than the
-card does not compile.
-
-| operation, tokens | kernel | GPU | threads | registers | bytes spilled |
-|---|---|---|---|---|---|"""
+Registers of each thread of each kernel, compiled alone, as ptxas prints them, and the bytes that it spills, if any. A
+kernel with more shared memory than the card does not compile.
+"""
 HEAD = """# Kernels
 
 Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
@@ -152,8 +150,8 @@ def _recurrent(kernel: "ScheduledKernel") -> bool:
     return layer and "projection" not in kernel.op_name
 
 
-def registers(target: str) -> Iterator[str]:
-    """Compile each kernel alone, and yield its registers as ptxas prints them.
+def registers(target: str) -> Iterator[tuple[tuple[str, str, str], str]]:
+    """Compile each kernel alone; yield operation, kernel and threads, and its registers.
 
     A kernel with too much shared memory is an error.
     """
@@ -162,8 +160,20 @@ def registers(target: str) -> Iterator[str]:
 
     for name, operation, arrays in operations("gpu", SMALL):
         for kernel in kernels_on(target, partial(operation, kernels="auto"), *arrays):
-            cells = name, f"`{kernel.name}`", target, f"{kernel.threads}", f"{kernel.registers}", f"{kernel.spilled}"
-            yield f"| {' | '.join(cells)} |"
+            spilled = f", {kernel.spilled} spilled" if kernel.spilled else ""
+            yield (name, f"`{kernel.name}`", str(kernel.threads)), f"{kernel.registers}{spilled}"
+
+
+def registers_table(usage: Mapping[str, Mapping[tuple[str, str, str], str]]) -> list[str]:
+    """Return the lines of a table with a column for each card."""
+    keys = dict.fromkeys(key for column in usage.values() for key in column)
+    heads = "operation, tokens", "kernel", "threads", *usage
+    rows = [
+        heads,
+        ("---",) * len(heads),
+        *((*key, *(column.get(key, "") for column in usage.values())) for key in keys),
+    ]
+    return [f"| {' | '.join(row)} |" for row in rows]
 
 
 def main() -> int:
@@ -178,7 +188,6 @@ def main() -> int:
     options = parser.parse_args()
     rows: list[Row] = []
     prompts: list[str] = []
-    usage: list[str] = []
     warnings.simplefilter("ignore")
     with tempfile.TemporaryDirectory() as folder:
         for model in options.models:
@@ -191,11 +200,8 @@ def main() -> int:
                 else:
                     rows.append(row)
                 print(row, flush=True)
-    for target in CARDS:
-        for line in registers(target):
-            print(line, flush=True)
-            usage.append(line)
-    lines = [*map(str, rows), *PROMPTS.splitlines(), *prompts, *REGISTERS.splitlines(), *usage]
+    usage = {target: dict(registers(target)) for target in CARDS}
+    lines = [*map(str, rows), *PROMPTS.splitlines(), *prompts, *REGISTERS.splitlines(), "", *registers_table(usage)]
     options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
     return 1 if any(row.faults for row in rows) else 0
 

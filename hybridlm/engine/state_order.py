@@ -46,7 +46,7 @@ def whole_state_arrays(config: DecoderConfig) -> list[StateArray]:
 
 
 def shard_orders(engine: Engine) -> list[ShardOrder | None]:
-    """Return the orders of the arrays of a state, as leaves; None for the model's order."""
+    """Return the order of each array of a state; None is the model's order."""
     devices, orders = engine.placement.devices.model, list[ShardOrder | None]()
     if devices == 1:
         return [None for _ in jax.tree.leaves(engine.programs.structure.arrays.layers)]

@@ -97,7 +97,7 @@ class ScoredText(QueuedText):
 
     @property
     def top_logprobs(self) -> list[dict[int, float]]:
-        """The most likely tokens per token, without a question; none for a first token without a prefix."""
+        """Most likely tokens of each position; empty for a first token without a prefix."""
         rows = zip(self._top_ids.tolist(), self._top_logprobs.tolist(), strict=True)
         tops = [dict(zip(ids, values, strict=True)) for ids, values in rows]
         return tops if self.before else [{}, *tops[1:]]

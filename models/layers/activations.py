@@ -27,7 +27,7 @@ class SwigluLimit(NamedTuple):
 
 
 def bounded_silu_gated(gate: Array, up: Array, limit: SwigluLimit | None) -> Array:
-    """Return SwiGLU with `gate` or its SiLU at most, and `up` within plus and minus, a limit."""
+    """Return SwiGLU of a bounded gate (or its SiLU) and a bounded `up`."""
     if limit is None:
         return silu_gated(gate, up)
     bounded = jnp.maximum(jnp.minimum(up, limit.size), -limit.size)

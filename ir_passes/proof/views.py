@@ -1,4 +1,4 @@
-"""Views of a pool by reshapes and slices, as paths of invertible steps.
+"""Views of a pool by reshapes, transposes and slices, as paths of invertible steps.
 
 Arrays with the same path hold the same elements at the same indices. A value that left a pool by a path may be put back
 by the inverse path.
@@ -13,10 +13,22 @@ Shape = tuple[int, ...]
 
 def reshaped(view: View, source: tuple[int, ...], target: tuple[int, ...]) -> View:
     if view and view[-1][0] == "reshape":
-        assert isinstance(view[-1][1], tuple)
-        source = view[-1][1]
+        source = _numbers(view[-1])
         view = view[:-1]
     return view if source == target else (*view, ("reshape", source, target))
+
+
+def transposed(view: View, permutation: tuple[int, ...]) -> View:
+    if view and view[-1][0] == "transpose":
+        first = _numbers(view[-1])
+        permutation = tuple(first[axis] for axis in permutation)
+        view = view[:-1]
+    return view if permutation == tuple(range(len(permutation))) else (*view, ("transpose", permutation))
+
+
+def _numbers(step: Step) -> tuple[int, ...]:
+    assert isinstance(step[1], tuple)
+    return step[1]
 
 
 def block(view: View, free_axis: int, full: Shape, sizes: Shape, starts: Iterable[tuple[int, Hashable]]) -> View:

@@ -21,7 +21,7 @@ from ir_passes.proof.values import (
     Tiles,
     Value,
 )
-from ir_passes.proof.views import reshaped
+from ir_passes.proof.views import reshaped, transposed
 
 Shape = tuple[int, ...]
 
@@ -171,7 +171,10 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
 def transpose(site: Site, x: Value) -> list[Value]:
     permutation = tuple(map(int, site.params["permutation"]))
     owner = moved(x.owner, permutation.index)
-    return [Value(owner, NONE, x.range, relocated(x.fact, permutation.index), None, x.version)]
+    if isinstance(owner, PoolRows):
+        owner = replace(owner, view=transposed(owner.view, permutation))
+    intact = x.intact and x.intact.seen(lambda view: transposed(view, permutation))
+    return [Value(owner, NONE, x.range, relocated(x.fact, permutation.index), intact, x.version)]
 
 
 @rule("rev", reads="dimensions")

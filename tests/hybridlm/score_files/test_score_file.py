@@ -288,7 +288,7 @@ def test_origin_of_a_model(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
     assert changed.pop("jax_default_matmul_precision") == "BF16_BF16_F32" and len(changed) == 1
     options = replace(text_lm.engine.options, mesh=hybridlm.mesh(data=2), kernels="interpret")
     monkeypatch.setattr(text_lm.engine, "options", options)
-    monkeypatch.setattr(text_lm.engine.programs, "certify", "off")
+    monkeypatch.setattr(text_lm.engine.runner, "certified", False)
     origin = text_lm.text_model.origin()
     assert (origin["mesh"], origin["steps"]) == ("data=2, model=1, expert=1", "as they are")
     assert origin["kernels"] == "interpret"

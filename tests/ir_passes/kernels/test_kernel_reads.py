@@ -192,7 +192,6 @@ def doubled(all_rows: bool) -> KernelReads:
         [array(LANES, WIDTH), pool],
         interpret=False,
         reads={1: LANES * WIDTH * 4},
-        writes={1: LANES * WIDTH * 4},
         aliases={1: 1},
     )
     return reads(run, (array(LANES, dtype=jnp.int32), pool), (None, None))

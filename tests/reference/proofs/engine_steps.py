@@ -18,6 +18,7 @@ from outside_steps import (
     STEPS,
     TOKENS,
     D,
+    FalseAlarm,
     Leaks,
     N,
     T,

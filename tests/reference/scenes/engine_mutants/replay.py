@@ -26,7 +26,9 @@ from ir_passes import prove_isolation
 from ir_passes.proof.violations import IsolationError
 from ir_passes.proof.violations import ViolationKind as Kind
 from models import Decoder
+from models.decoder.decoder import lane_info
 from models.state.rows import put_rows, take_rows
+from models.state.shapes import LaneInfo
 
 
 class DraftCounts(NamedTuple):
@@ -126,23 +128,16 @@ def _put_in(
     def wrong_accept(*about: Array) -> Array:
         return lax.switch(mutant_index, [mutant.accept for mutant in mutants], *about)
 
-    def wrong_commit(
-        self: Decoder,
-        accepted: Any,
-        tokens: Array,
-        counts: Array,
-        positions: Array,
-        state: Any,
-        kv_blocks: Array,
-        *slots: Any,
-    ) -> Any:
+    def wrong_commit(self: Decoder, pending: Any, info: LaneInfo, state: Any) -> Any:
         for mutant in mutants:
-            accepted = accepted if mutant.record is None else mutant.record(accepted)
-        draft_counts = tell(counts)
-        begins = jnp.where(is_true("goes_on"), jnp.ones_like(positions), positions)
+            pending = pending if mutant.record is None else mutant.record(pending)
+        draft_counts = tell(info.lengths)
+        begins = jnp.where(is_true("goes_on"), jnp.ones_like(info.positions), info.positions)
 
         def replay(counts: Array, state: Any) -> Any:
-            return commit(self, accepted, tokens, counts, begins, state, kv_blocks, *slots)
+            tokens = jnp.zeros_like(info.valid, jnp.int32)
+            lanes = lane_info(tokens, counts, begins, info.kv_blocks, slots=info.slots, pages=info.pages)
+            return commit(self, pending, lanes, state)
 
         conv = lax.switch(mutant_index, [mutant.conv for mutant in mutants], draft_counts)
         if any(mutant.on_top for mutant in mutants):

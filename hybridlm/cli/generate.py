@@ -191,10 +191,13 @@ def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int,
             if event.completion is not None:
                 ready[event.index] = event.completion
             while following in ready:
-                # Before it is printed: an interrupted write is completed by the next one.
-                text = text_of(following, ready.pop(following))
+                text = text_of(following, ready[following])
+                # The stream prints the rest of an interrupted write with the next one. Python handles no signal between
+                # these statements and the stream, but at the begin of a function in Python.
+                del ready[following]
                 following += 1
-                _write(text)
+                sys.stdout.write(text)
+                sys.stdout.flush()
     except (KeyboardInterrupt, *EXPECTED) as error:
         for index in sorted(ready):
             _write(text_of(index, ready[index]))

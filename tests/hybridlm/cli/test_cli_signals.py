@@ -1,6 +1,7 @@
 """Signals that end a command: it reports, exits with the signal's status, and continues later."""
 
 import gc
+import io
 import json
 import os
 import signal
@@ -8,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -141,13 +143,15 @@ def test_an_interrupted_write_is_not_repeated(lm: hybridlm.LM, monkeypatch: pyte
 
     printed: list[str] = []
 
-    def write(text: str) -> None:
-        printed.append(text.splitlines()[1])
-        if len(printed) == 1:
-            raise KeyboardInterrupt
+    class Interrupted(io.StringIO):
+        def write(self, text: str) -> int:
+            printed.extend(text.splitlines()[1:])
+            if len(printed) == 1:
+                raise KeyboardInterrupt
+            return len(text)
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    monkeypatch.setattr(generate, "_write", write)
+    monkeypatch.setattr(generate, "sys", SimpleNamespace(stdout=Interrupted(), stdin=sys.stdin, stderr=sys.stderr))
     result = run("generate", "-m", "tiny", "A", "B", "C")
     assert result.exit_code == 130 and printed == texts[:2]
     assert result.stderr.splitlines() == ["2 of 3 completions were finished and are printed"]

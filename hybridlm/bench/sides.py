@@ -12,7 +12,7 @@ import numpy as np
 
 
 class Mode(StrEnum):
-    """Flag of a benchmark: decode steps (no flag), a first token, or a mixed batch."""
+    """Measurement of `hybridlm bench`: its flag, "" for decode steps."""
 
     STEPS = ""
     START = "--start"

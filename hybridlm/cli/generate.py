@@ -192,8 +192,8 @@ def _write_in_order(events: Iterator[Event], total: int, text_of: Callable[[int,
                 ready[event.index] = event.completion
             while following in ready:
                 text = text_of(following, ready[following])
-                # The stream prints the rest of an interrupted write with the next one. Python handles no signal between
-                # these statements and the stream, but at the begin of a function in Python.
+                # No call of `_write`: Python handles signals when a Python function starts, which would lose the text
+                # here. After an interrupted write the stream keeps the rest, and prints it with the next text.
                 del ready[following]
                 following += 1
                 sys.stdout.write(text)

@@ -169,11 +169,8 @@ def step_report(engine: Engine, shape: AnyShape, step: CompiledStep, context: in
     Args:
         context: positions of each lane, for loops and kernel reads.
     """
-    target, floor, arguments = (
-        engine.placement.target,
-        floor_of(engine, shape, context),
-        engine.example_arguments(shape),
-    )
+    target, floor = engine.placement.target, floor_of(engine, shape, context)
+    arguments = engine.example_arguments(shape)
     assert target is not None
     (kernels, uncounted), (lanes, tokens) = (step.kernels, ()), _sizes(shape)
     if isinstance(shape, Shape) and any(kernel.shapes for kernel in kernels.kernels):

@@ -207,7 +207,7 @@ class _Kernel:
         return self.copies and self.outputs[result].in_device_memory
 
     def _shares(self, result: int, axis: int) -> bool:
-        """True if parallel steps along a grid axis may have one block of a result."""
+        """True if parallel steps along a grid axis may share a block of a result."""
         return self.grid[axis] > 1 and not self.sequential[axis] and self.outputs[result].along(axis) is None
 
     def _loop(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:

@@ -11,5 +11,5 @@ def no_order(result: int, axis: int, size: int) -> str:
 
 
 def other_machine(device: Any) -> str:
-    """Return the reason of a copy to another device, or on a machine without copies."""
+    """Return why a copy cannot be read: its device or its machine."""
     return f"a copy to or on {'another device' if device is not None else 'a machine that is not said to be a TPU'}"

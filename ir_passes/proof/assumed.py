@@ -97,7 +97,7 @@ def assume_names(site: Any, label: str) -> None:
 
 
 def assume_replicated(site: Any, splits: Sequence[Mapping[int, Sequence[str]]], devices: Mapping[str, int]) -> None:
-    """Assume that devices have equal arguments of a shard_map, and perhaps equal results.
+    """Record assumptions about equal arguments and results of the devices of a shard_map.
 
     Args:
         splits: axis -> mesh axes that split it, for each argument.

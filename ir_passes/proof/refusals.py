@@ -333,9 +333,9 @@ FOREIGN_MEMORY = RefusalText(
 
 def kernel_index(bound: int, span: tuple[int, int] | None) -> RefusalText:
     """Return the refusal of a kernel's index with these bounds, if any."""
-    known = "nothing is known of it" if span is None else f"it is in {[*span]}"
+    span_text = "nothing is known of it" if span is None else f"it is in {[*span]}"
     remedy = "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step"
-    return RefusalText(f"an index of a kernel is not shown to be in [0, {bound}): {known}", remedy, BOUNDS)
+    return RefusalText(f"an index of a kernel is not shown to be in [0, {bound}): {span_text}", remedy, BOUNDS)
 
 
 # operations along axes

@@ -166,10 +166,8 @@ class Site:
 
     def violation(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> Violation:
         owners = [self.prover.read(self.env, atom).owner for atom in self.eqn.invars]
-        about, place = (
-            operands_in_words(self.prover.bound, owners, self.shapes),
-            Place(self.jaxpr, self.index, self.env),
-        )
+        about = operands_in_words(self.prover.bound, owners, self.shapes)
+        place = Place(self.jaxpr, self.index, self.env)
         return violation_at(place, message, remedy, kind, about, self.prover.callers[::-1])
 
     def report(self, message: str, remedy: str, kind: ViolationKind = ViolationKind.CROSS_LANE) -> None:

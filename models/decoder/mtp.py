@@ -100,9 +100,9 @@ class MtpDecoder(Decoder):
         # The new hidden state is computed from the array of the pairs, after a barrier (ops/layout: in place).
         named = name_dims(hidden, None, None, "hidden")
         history = lax.optimization_barrier(jnp.concatenate([carried[:, None], named], axis=1))
-        earlier = history[:, :-1]
+        previous_hidden = history[:, :-1]
         lanes = lane_info(tokens, info.lengths, info.positions, info.kv_blocks, slots=info.slots, pages=info.pages)
-        _, layer = self.mtp_forward(tokens, earlier, lanes, head.layer)
+        _, layer = self.mtp_forward(tokens, previous_hidden, lanes, head.layer)
         if info.verifying:
             return hidden, (*layers, MtpState(layer, history))
         newest = put_rows(head.hidden, info.slots, _newest(history, info.lengths, previous))

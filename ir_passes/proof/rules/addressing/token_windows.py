@@ -248,8 +248,8 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
         return result.replace(fact=values[0][0].fact) if all(shape == site.shape for _, shape in values) else result
     placed_facts = [value.fact for value, _ in values if isinstance(value.fact, PlacedToken)]
     if placed_facts and all(shape == site.shape for _, shape in values):
-        others = [value for value, _ in values if value.fact not in placed_facts]
-        return _interleaved(site, placed_facts, others, result)
+        other_values = [value for value, _ in values if value.fact not in placed_facts]
+        return _interleaved(site, placed_facts, other_values, result)
     axes = {span.axis for value, _ in values if (span := _span(site, value, None, 0)) is not None} - {None}
     axis = axes.pop() if len(axes) == 1 else None
     length = 1 if axis is None else site.shape[axis]

@@ -62,19 +62,12 @@ class ScaledRow {
     } else if (top_p < 1.0f) {
       // The first candidate that top_p keeps is the winner. A sort is needed only if top_p keeps no candidate, or if the
       // weights above one are too near to top_p.
-      const auto candidates = best_tokens<CANDIDATES>(cutoff, min_p);
-      const Weights sums = passes_.weights(logits_, maxima_.data(), vocab_, temperature_, highest_,
-                                            thresholds_of(candidates).data());
+      const Risers risers = risers_of(best_tokens<CANDIDATES>(cutoff, min_p));
+      const Weights sums = passes_.weights(logits_, maxima_.data(), vocab_, temperature_, highest_, risers.scaled);
       const double enough = top_p * sums.all;
-      float dropped = -std::numeric_limits<float>::infinity();
-      int64_t threshold = 0;
-      for (const Candidate& candidate : candidates) {
-        if (candidate.token == vocab_ || threshold == THRESHOLDS) break;
-        if (threshold > 0 && scaled(candidate.token) <= dropped) continue;
-        const double above = sums.above[threshold++];
-        if (above < enough * (1.0 - 1e-5)) return candidate.token;
-        if (above < enough * (1.0 + 1e-5)) break;
-        dropped = scaled(candidate.token);
+      for (int64_t k = 0; k < risers.count; ++k) {
+        if (sums.above[k] < enough * (1.0 - 1e-5)) return risers.tokens[k];
+        if (sums.above[k] < enough * (1.0 + 1e-5)) break;
       }
       cutoff = cutoff_of_weight(cutoff, top_p, sums.all);
     }
@@ -94,16 +87,23 @@ class ScaledRow {
   // Candidates are at most this much worse than the best: with few likely tokens, more would cost more than a sort.
   static constexpr float SPREAD = 3.0f;
 
-  // The scaled logits of the candidates that exceed those of all better candidates; unused thresholds are infinite.
-  std::array<float, THRESHOLDS> thresholds_of(const std::array<Candidate, CANDIDATES>& candidates) const {
-    std::array<float, THRESHOLDS> thresholds;
-    thresholds.fill(std::numeric_limits<float>::infinity());
-    int64_t count = 0;
+  // Candidates with larger logits than all better ones: top_p drops the others if it drops these.
+  struct Risers {
+    int64_t count = 0, tokens[THRESHOLDS];
+    float scaled[THRESHOLDS];  // infinite where unused
+  };
+
+  Risers risers_of(const std::array<Candidate, CANDIDATES>& candidates) const {
+    Risers risers;
+    std::fill_n(risers.scaled, THRESHOLDS, std::numeric_limits<float>::infinity());
     for (const Candidate& candidate : candidates) {
-      if (candidate.token == vocab_ || count == THRESHOLDS) break;
-      if (count == 0 || scaled(candidate.token) > thresholds[count - 1]) thresholds[count++] = scaled(candidate.token);
+      if (candidate.token == vocab_ || risers.count == THRESHOLDS) break;
+      const float value = scaled(candidate.token);
+      if (risers.count > 0 && value <= risers.scaled[risers.count - 1]) continue;
+      risers.tokens[risers.count] = candidate.token;
+      risers.scaled[risers.count++] = value;
     }
-    return thresholds;
+    return risers;
   }
 
   int64_t groups() const { return static_cast<int64_t>(maxima_.size()); }

@@ -10,6 +10,7 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.kernels import index_terms
 from ir_passes.kernels.blocks import BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Copies, Key, Semaphores
@@ -26,6 +27,7 @@ class KernelRun:
     Attributes:
         producers: id of an array -> array, equation, operands and number of the result.
         counted: term of a loop's counter -> term of its end, first and last counter.
+        selected: id of a masked load's result -> result, box of its mask, elements in the box.
     """
 
     ids: tuple[Any, ...]
@@ -35,6 +37,7 @@ class KernelRun:
     dead: set[Any] = field(default_factory=set)
     terms: dict[int, tuple[Any, Term]] = field(default_factory=dict)
     counted: dict[Term, tuple[Term, Any, Any]] = field(default_factory=dict)
+    selected: dict[int, tuple[Any, SelectedBox, Any]] = field(default_factory=dict)
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -157,7 +160,10 @@ class KernelRun:
         indexers = self._within(ref, indexers)
         box = self._box(indexers, mask, ir.shape_of(eqn.outvars[0]))
         if box is not None:
-            return [box.padded(ref.load(box.places), mask, other)]
+            part = ref.load(box.places)
+            result = box.padded(part, mask, other)
+            self.selected[id(result)] = result, box, part
+            return [result]
         elements = self._loaded(eqn, ref, indexers)
         if mask is not None:
             other = uninitialized(elements.shape, elements.dtype) if other is None else other
@@ -170,9 +176,22 @@ class KernelRun:
         box = self._box(indexers, mask, ir.shape_of(eqn.outvars[0]))
         if box is not None:
             old = None if eqn.outvars[0] in self.dead else box.padded(ref.load(box.places), mask, None)
-            ref.store(box.places, box.of(new))
+            ref.store(box.places, self._part_of(new, box))
             return [old]
         return self._exchanged(eqn, ref, indexers, new, mask)
+
+    def _part_of(self, value: Any, box: SelectedBox) -> Any:
+        """Return a value's elements in a box; elementwise operations on masked loads read no others."""
+        _, loaded, part = self.selected.get(id(value), (None, None, None))
+        if loaded is not None and (loaded.bounds, loaded.shape) == (box.bounds, box.shape):
+            return part
+        _, eqn, args, number = self.producers.get(id(value), (None, None, [], 0))
+        shapes = {np.shape(arg) for arg in args} - {()}
+        if eqn is None or eqn.primitive.name not in ELEMENTWISE or shapes != {box.shape}:
+            return box.of(value)
+        parts = [self._part_of(arg, box) if np.shape(arg) else arg for arg in args]
+        result = eqn.primitive.bind(*parts, **eqn.primitive.get_bind_params(eqn.params))
+        return result[number] if eqn.primitive.multiple_results else result
 
     def _exchanged(self, eqn: ir.JaxprEqn, ref: Ref, indexers: Sequence[Any], new: Any, mask: Any = None) -> list[Any]:
         places, key = places_of(eqn, indexers), self._key(indexers)

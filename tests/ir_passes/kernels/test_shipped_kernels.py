@@ -141,8 +141,6 @@ USES: dict[str, Callable[[], Use]] = {
     "tpu.megablox": grouped,
 }  # fmt: skip
 DECLARED = {
-    "gpu.rms_norm, 100 channels": "uninitialized",
-    "gpu.layer_norm, 100 channels": "uninitialized",
     "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
     "gpu.ragged_dot_mgpu": "nothing is known of body",
     "tpu.paged_attention": "a store to an operand whose memory no result takes",

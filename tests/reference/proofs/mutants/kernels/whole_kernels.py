@@ -88,6 +88,17 @@ def written_twice(x: Any, out: Any) -> None:
     zoo.masked_body()(x, out)
 
 
+def between_masks(load: int, moved: int) -> Any:
+    """Return a kernel that multiplies the elements of a masked load, moves them, and stores a whole row."""
+
+    def body(x: Any, out: Any) -> None:
+        indices = jnp.arange(8)
+        row = plgpu.load(x.at[indices], mask=indices < load) * 2.0
+        plgpu.store(out.at[indices], jnp.roll(row, moved) if moved else row, mask=indices < VALUE)
+
+    return zoo.masked(body)
+
+
 def _turns(end: Any, begin: int = 0, length: Any = None) -> Any:
     def body(lengths: Any, keys: Any, out: Any) -> None:
         actual = lengths[pl.program_id(0) if length is None else length(pl.program_id(0))]
@@ -136,6 +147,9 @@ MUTANTS = (
     masked("mask-twice", "a store beyond the row, before the right one", zoo.masked(written_twice), OPAQUE, BOUNDS,
            evidence=TRACED),
     masked("mask-no-other", "what a mask leaves out is used", _masked(VALUE, other=False), OPEN, evidence=FAULT),
+    masked("mask-wider", "a store of more elements than the load has", between_masks(VALUE - 1, 0), OPEN,
+           evidence=FAULT),
+    masked("mask-moved", "an element behind the mask moves before it", between_masks(VALUE, 1), OPEN, evidence=FAULT),
     turns("turns-unbounded", "as many turns as the length says", _turns(lambda blocks: blocks), BOUNDS, evidence=FAULT),
     turns("turns-one-more", "a turn more than there are blocks", _turns(lambda blocks: _bounded(blocks) + 1), BOUNDS,
           evidence=FAULT),

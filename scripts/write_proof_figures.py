@@ -70,14 +70,21 @@ def public_functions() -> list[str]:
     """Return the table of public functions, grouped by contract and verdict."""
     import jax
     from engine_steps import NOT_PROVED, STEPS
-    from test_shipped_kernels import DECLARED, USES  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels
+    from test_shipped_kernels import (  # pyright: ignore[reportMissingImports]  # of tests/ir_passes/kernels
+        DECLARED,
+        LEAKS,
+        USES,
+    )
 
     names: dict[tuple[str, str, str], list[str]] = {}
     with jax.numpy_rank_promotion("allow"), jax.numpy_dtype_promotion("standard"):
         for name, use in USES.items():
             step, args, contract = use()
             is_proved = proved(step, args, contract)
-            verdict = "proved" if is_proved else f"needs a declaration: {DECLARED.get(name, '')}".replace("\\", "")
+            reason = (
+                f"refused, leaks: {LEAKS[name]}" if name in LEAKS else f"needs a declaration: {DECLARED.get(name, '')}"
+            )
+            verdict = "proved" if is_proved else reason.replace("\\", "")
             key = ("`jax.experimental.pallas.ops`", entries_of(contract), verdict)
             names.setdefault(key, []).append(f"`{name}`")
         for step in STEPS:

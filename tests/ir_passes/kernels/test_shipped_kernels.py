@@ -148,6 +148,8 @@ DECLARED = {
     "tpu.megablox": "a grid whose size is computed",
 }
 """Kernels that cannot be read or proved, with the reason; users declare them."""
+LEAKS = {"tpu.ragged_paged_attention": "a sequence without positions leaves its pages to the next one"}
+"""Kernels that are rightly refused, with the leak (test_leak_of_ragged_attention.py)."""
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
 

@@ -391,6 +391,14 @@ class PlusConstant(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class NotAbove(Fact):
+    """At most the value with this number plus a constant."""
+
+    number: Number
+    by: int
+
+
+@dataclass(frozen=True, slots=True)
 class Greatest(Fact):
     """At most K, and at least min(entry, K) for entries of a numbered array.
 

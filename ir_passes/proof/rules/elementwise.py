@@ -33,6 +33,7 @@ from ir_passes.proof.values import (
     Implies,
     Iota,
     Negative,
+    NotAbove,
     OneHot,
     PageEntry,
     Permuted,
@@ -96,6 +97,9 @@ def limit(site: Site, *operands: Value) -> list[Value]:
             return [value]
     greatest = [value.fact for value in operands if not isinstance(value.owner, Common)]
     fact = greatest[0] if len(greatest) == 1 and isinstance(greatest[0], Greatest) and site.name != "clamp" else None
+    sums = [value.fact for value in operands if isinstance(value.fact, PlusConstant)]
+    if fact is None and len(sums) == 1 and site.name == "min":
+        fact = NotAbove(sums[0].number, sums[0].by)
     return [Value(combined(site, operands), range=bounds, fact=fact)]
 
 
@@ -141,7 +145,12 @@ def _added(site: Site, result: Value, x: Value, y: Value) -> Value:
 
 
 def _subtracted(site: Site, result: Value, x: Value, y: Value) -> Value:
-    """Subtract; a global row number minus previous devices' rows is local."""
+    """Subtract; a global row number minus previous devices' rows is local.
+
+    min(x, y + c) - y is at most c if no subtraction wraps.
+    """
+    if isinstance(x.fact, NotAbove) and x.fact.number == y.number and result.range is not None:
+        result = result.replace(range=(min(result.range[0], x.fact.by), min(result.range[1], x.fact.by)))
     slots = x.fact if isinstance(y.fact, DeviceOffset) and result.range is not None else None
     if isinstance(slots, SlotEntry) and slots.offset is None and slots.stride == 1:
         return result.replace(fact=replace(slots, offset=y.fact))

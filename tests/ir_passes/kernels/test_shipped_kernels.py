@@ -141,7 +141,6 @@ USES: dict[str, Callable[[], Use]] = {
     "tpu.megablox": grouped,
 }  # fmt: skip
 DECLARED = {
-    "gpu.paged_attention, 2 splits": r"\[0, 1\): it is in \[0, 2\]",
     "gpu.ragged_dot_mgpu": "nothing is known of body",
     "tpu.paged_attention": "a store to an operand whose memory no result takes",
     "tpu.ragged_paged_attention": "a semaphore whose index is not shown to be in bounds",

@@ -30,6 +30,7 @@ from ir_passes.proof.values import (
     Mask,
     MaskedOut,
     Negative,
+    NotAbove,
     OneHot,
     OwnTokens,
     PageEntry,
@@ -421,6 +422,9 @@ def _faults_of(
         case PlusConstant(number, by) if number in numbered and numbered[number].shape == array.shape:
             if (array != numbered[number] + np.asarray(by, array.dtype)).any():
                 yield "is not raised"
+        case NotAbove(number, by) if number in numbered and numbered[number].shape == array.shape:
+            if (array.astype(object) > numbered[number].astype(object) + by).any():
+                yield "is above its limit"
         case Permuted(order, 1) if order.inverse and order.number in orders:
             if (np.take_along_axis(orders[order.number], _vector(array), axis=1) != np.arange(array.shape[1])).any():
                 yield "is not the inverse of its permutation"

@@ -32,6 +32,7 @@ from ir_passes.proof.values import (
     Mask,
     MaskedOut,
     Negative,
+    NotAbove,
     OffsetEntry,
     OneHot,
     PageEntry,
@@ -231,6 +232,7 @@ class Dtype:
             size = self.high - self.low + 1
             wrapped = [number + by - (size if number + by > self.high else 0) for number in first]
             yield PlusConstant(self.first, by), COMMON, wrapped
+            yield NotAbove(self.first, by), COMMON, np.minimum(wrapped, first)
 
     def _rows(self, shape: tuple[int, ...]) -> Elements:
         if self.dtype == "bool" or shape not in ((N,), (N, N)):

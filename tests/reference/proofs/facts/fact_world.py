@@ -36,6 +36,7 @@ from ir_passes.proof.values import (
     Mask,
     MaskedOut,
     Negative,
+    NotAbove,
     OneHot,
     PageEntry,
     Permuted,
@@ -154,6 +155,8 @@ class World:
             case PlusConstant(number, by):
                 initial = self._of(number, shape)
                 return bool(((elements == initial + by) | ((value.range is None) & (initial >= 0))).all())
+            case NotAbove(number, by):
+                return bool((elements.astype(object) <= self._of(number, shape).astype(object) + by).all())
             case Permuted(order, div):
                 rows = self.order(order) if order.number in self.orders else None
                 return rows is None or bool((np.moveaxis(elements, 0, -1) == rows // div).all())

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 from jax import lax
 
-from ir_passes import LaneContract, Packed
+from ir_passes import Lane, LaneContract, Packed
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.prover import Prover
@@ -37,3 +37,26 @@ def test_excluded_numbers(name: str) -> None:
         result = np.asarray(jax.jit(step)(NUMBERS))
         tests = {"nan": np.isnan, "inf": np.isposinf, "-inf": np.isneginf}
         assert not any(tests[number](result).any() for number in fact.excluded)
+
+
+ENDS = {
+    "its start": (lambda end, start, _: jnp.minimum(end, start + 2) - start, 2),
+    "another start": (lambda end, start, other: jnp.minimum(end, start + 2) - other, 6),
+    "a start before": (lambda end, start, _: jnp.minimum(end, start + 2) - lax.max(start - 1, 0), 6),
+    "a maximum": (lambda end, start, _: jnp.maximum(end, start + 2) - start, 8),
+    "a start that wraps": (lambda end, start, _: jnp.minimum(end, start * (1 << 30) + 2) - start * (1 << 30), None),
+}
+
+
+@pytest.mark.parametrize("name", ENDS)
+def test_the_length_of_a_part_is_bounded_by_its_start(name: str) -> None:
+    step, greatest = ENDS[name]
+
+    def part(end: jax.Array, start: jax.Array, other: jax.Array) -> jax.Array:
+        return step(jnp.clip(end, 0, 8), jnp.clip(start, 0, 4), jnp.clip(other, 0, 4))
+
+    lanes, contract = (np.int32([7]),) * 3, LaneContract((Lane(),) * 3, Lane())
+    claims: list[Value] = []
+    prover = Prover(contract.bind(part, lanes), observe=lambda _, __, results: claims.extend(results))
+    walk(prover, ir.trace(part, *lanes))
+    assert (claims[-1].range or (0, None))[1] == greatest

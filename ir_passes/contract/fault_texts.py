@@ -24,7 +24,8 @@ def hiding(*hidden: str) -> Any:
 
 NO_LANES = "the number of lanes is unknown: declare at least one Lane, SlotMap, PageTable or cu_seqlens"
 _OF_TOKENS = (
-    "an axis of the tokens of all lanes is Packed(), beside Packed(role='cu_seqlens') or Packed(role='segment_ids')"
+    "rows of state, or their next version, are a Pool; an axis of the tokens of all lanes is Packed(), together with "
+    "Packed(role='cu_seqlens') or Packed(role='segment_ids')"
 )
 _OF_RANKS = (
     "cu_seqlens has one entry more than there are lanes, and is one layout: of several data-parallel ranks each has a "

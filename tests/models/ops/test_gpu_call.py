@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
 
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
@@ -101,6 +102,16 @@ def test_more_threads_than_a_card_has_are_refused(warps: int) -> None:
 
 def too_wide_kernel(out: jax.Array) -> None:
     """Not run."""
+
+
+@pytest.mark.parametrize("sizes", [(100, 128), (128, 100)])
+def test_blocks_that_reach_beyond_an_array_are_refused(sizes: tuple[int, int]) -> None:
+    """The interpreter pads arrays; XLA compiles reads and writes of foreign memory without a word."""
+    spec = pl.BlockSpec((pl.Squeezed(), 64), lambda block: (0, block))
+    grid = pl.GridSpec(grid=(2,), in_specs=[spec], out_specs=spec)
+    operand, result = (jax.ShapeDtypeStruct((3, size), jnp.float32) for size in sizes)
+    with pytest.raises(ValueError, match=r"too_wide_kernel: blocks of .*64\) do not divide an array of \(3, 100\)"):
+        jax.eval_shape(gpu_call(too_wide_kernel, grid, result, interpret=False), operand)
 
 
 def test_limits_of_threads_and_registers_are_reported() -> None:

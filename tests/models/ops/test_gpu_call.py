@@ -1,6 +1,8 @@
 """Limits of GPU kernels: the card's shared memory, and wrapping array offsets."""
 
+import re
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -127,6 +129,14 @@ def test_operations_over_arrays_whose_offsets_wrap_have_no_kernel(bytes_: int, k
     }  # fmt: skip
     for operation, operands in cases.items():
         assert ("pallas_call" in str(jax.make_jaxpr(operation)(*operands))) == kernel
+
+
+def test_one_file_has_the_backend_of_gpu_kernels(root: Path) -> None:
+    """Triton's, which JAX has deprecated; another backend replaces this file."""
+    sources = (path for folder in ("hybridlm", "ir_passes", "models") for path in (root / folder).rglob("*.py"))
+    names = re.compile(r"^\s*(?:from|import) .*\b(?:triton|mosaic_gpu)\b", re.MULTILINE)
+    users = [path.relative_to(root).as_posix() for path in sources if names.search(path.read_text(encoding="utf-8"))]
+    assert users == ["models/ops/gpu_call.py"]
 
 
 @pytest.mark.parametrize("warps", [64, 3])

@@ -14,6 +14,7 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from recurrence_cases import FORMS, inputs, several
 
+from hybridlm.sampling.filter_cutoffs import MAX_BLOCK, filter_cutoffs
 from hybridlm.target_report.kernel_reads import with_reads
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.reads import SEED, KernelReads, _block, _CountedMemory, _Instance, kernel_reads
@@ -141,6 +142,15 @@ def test_instances_of_a_lane_have_equal_work(lengths: tuple[int, ...], parts: in
     block = 64 * size * 2
     assert np.sum(loads) == sum(lengths) * kv_heads * size * 2
     assert (np.max(loads, axis=(1, 2, 3)) - np.min(loads, axis=(1, 2, 3)) <= block).all() and np.min(loads) > 0
+
+
+def test_passes_over_a_vocabulary_are_counted() -> None:
+    """The number of a pass and the lanes' settings are unknown: a pass over all five blocks counts."""
+    lanes, vocab = 3, 10_007
+    lane = array(lanes)
+    types = array(lanes, vocab), lane, lane, array(lanes, dtype=jnp.int32), lane
+    result = reads(partial(filter_cutoffs, devices=GPU), types, (None,) * 5)
+    assert result.loaded[result.shapes.index((lanes, vocab))] == 4 * lanes * 5 * MAX_BLOCK
 
 
 def range_kernel(bounds: Any, expert: Any, x: Any, weight: Any, out: Any) -> None:

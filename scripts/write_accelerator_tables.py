@@ -223,8 +223,8 @@ def main() -> int:
             page = with_rows(page, table, COLUMNS[table], ordered(table, [*old_rows, *new]))
         options.out.write_text(page, encoding="utf-8")
     if options.tables is None and options.rows is None:
-        again = ["--new"] if options.new else []
-        good &= not any((write_kernel_tables.main(again), write_target_tables.main([])))
+        arguments = ["--new"] if options.new else []
+        good &= not any((write_kernel_tables.main(arguments), write_target_tables.main([])))
     return 0 if good else 1
 
 

@@ -153,15 +153,19 @@ def with_registers(page: str, usage: Mapping[str, Mapping[tuple[str, str, str], 
     return with_rows(page, REGISTERS, " | ".join(["operation, tokens", "kernel", "threads", *usage]), rows)
 
 
-def write_steps(page: Path, models: Sequence[str], again: bool) -> bool:
-    """Compile the steps of models without rows, or of all; return whether none has a finding."""
+def write_steps(page: Path, models: Sequence[str], replaces: bool) -> bool:
+    """Compile the steps of models; return True without a finding.
+
+    Args:
+        replaces: compile the steps of models with rows, too.
+    """
     from bench_models import BENCH_MODELS
     from published import PUBLISHED
 
     good = True
     for model in models:
         old = {table: rows_in(page.read_text(encoding="utf-8"), table) for table in COLUMNS}
-        if not again and any(row[0] == model for row in old["steps"]):
+        if not replaces and any(row[0] == model for row in old["steps"]):
             continue
         fields: Any = PUBLISHED[model] if model == LARGE_MODEL else BENCH_MODELS[model]
         new: dict[str, list[list[str]]] = {table: [] for table in COLUMNS}

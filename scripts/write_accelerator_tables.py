@@ -1,10 +1,12 @@
-"""Write docs/tables/accelerator-tables.md: steps of Qwen3.5-35B-A3B, and bytes and kernels by part.
+"""Write the tables of steps on absent GPUs and TPUs: docs/tables/{accelerator,kernel,target}-tables.md.
 
-    python scripts/write_accelerator_tables.py [--tables decode tpu] [--rows "8 131,072 off"] [--new] [--few]
+    python scripts/write_accelerator_tables.py [--new]
+    python scripts/write_accelerator_tables.py --tables decode tpu [--rows "8 131,072 off"] [--new] [--few]
 
-Needs the extras target-cuda and target-tpu, and an hour of a core. The page is written after every step; rows that it
-has already are kept, unless --new. With --few, 4 and 8 of the 40 layers are compiled; figures marked by "~" add nine
-times the difference to 4 layers. The exit status is 1 if a step has a finding.
+Needs the extras target-cuda and target-tpu, and hours of a core. A page is written after every step; rows that it has
+already are kept, unless --new. With --tables, only these of accelerator-tables.md are written (Qwen3.5-35B-A3B, bytes
+and kernels by part). With --few, 4 and 8 of the 40 layers are compiled; figures marked by "~" add nine times the
+difference to 4 layers. The exit status is 1 if a step has a finding.
 """
 
 import argparse
@@ -18,7 +20,9 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-from table_pages import ROOT, import_references, parts_of
+import write_kernel_tables
+import write_target_tables
+from table_pages import ROOT, import_references, rows_in, with_rows
 
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
@@ -49,7 +53,6 @@ COLUMNS = {
     "parts": "model | kernels | part | GB | of the floor",
 }
 """Table -> its columns; `kinds` comes from the step of 64 lanes in `decode`."""
-HEADS = {name: [column.strip() for column in columns.split("|")] for name, columns in COLUMNS.items()}
 
 
 @dataclass(frozen=True)
@@ -175,23 +178,12 @@ def _summed(
     return sums
 
 
-def rows_in(page: str, table: str) -> list[list[str]]:
-    """Return the rows of a table, without its head."""
-    _, text, _ = parts_of(page, table)
-    lines = [line for line in text.splitlines() if line.startswith("| ")][1:]
-    return [[cell.strip() for cell in line.strip("|").split("|")] for line in lines]
-
-
-def with_rows(page: str, table: str, rows: Iterable[list[str]]) -> str:
-    """Return the page with other rows of a table, in the order of `jobs`."""
+def ordered(table: str, rows: Iterable[list[str]]) -> list[list[str]]:
+    """Return the rows of a table in the order of `jobs`."""
     order: list[tuple[str, ...]] = (
         [(mode,) for mode in MODES] if table == "kinds" else [job.key for job in jobs() if job.table == table]
     )
-    listed = sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
-    head = [f"| {' | '.join(HEADS[table])} |", "|---" * len(HEADS[table]) + "|"]
-    text = "\n".join(["", *head, *(f"| {' | '.join(row)} |" for row in listed), "", ""])
-    begin, _, end = parts_of(page, table)
-    return begin + text + end
+    return sorted(rows, key=lambda row: order.index(tuple(row[: len(order[0])])))
 
 
 def main() -> int:
@@ -200,7 +192,7 @@ def main() -> int:
     from published import PUBLISHED
 
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--tables", nargs="*", default=list(COLUMNS), choices=[*COLUMNS])
+    parser.add_argument("--tables", nargs="*", choices=[*COLUMNS], help="of accelerator-tables.md; default: all pages")
     parser.add_argument("--rows", nargs="*", help="first cells of rows, joined by a blank: 8 131,072 off")
     parser.add_argument("--new", action="store_true", help="compile the steps of rows that the page has")
     parser.add_argument("--few", action="store_true", help="compile 4 and 8 layers instead of all")
@@ -213,7 +205,7 @@ def main() -> int:
         rows, size = rows_in(page, job.table), len(job.key)
         present = any(tuple(row[:size]) == job.key for row in rows)
         wanted = options.rows is None or " ".join(job.key) in options.rows
-        if job.table not in options.tables or not wanted or (present and not options.new):
+        if job.table not in (options.tables or COLUMNS) or not wanted or (present and not options.new):
             continue
         fields: Any = PUBLISHED[job.model] if job.model == LARGE_MODEL else BENCH_MODELS[job.model]
         try:
@@ -228,8 +220,11 @@ def main() -> int:
             print(table, *new, flush=True)
             replaced = job.key if table == job.table else (job.kernels,)
             old_rows = [row for row in rows_in(page, table) if tuple(row[: len(replaced)]) != replaced]
-            page = with_rows(page, table, [*old_rows, *new])
+            page = with_rows(page, table, COLUMNS[table], ordered(table, [*old_rows, *new]))
         options.out.write_text(page, encoding="utf-8")
+    if options.tables is None and options.rows is None:
+        arguments = ["--new"] if options.new else []
+        good &= not any((write_kernel_tables.main(arguments), write_target_tables.main([])))
     return 0 if good else 1
 
 

@@ -1,22 +1,24 @@
 """Write docs/tables/kernel-tables.md: bytes over the floor of steps with and without kernels, on absent GPUs.
 
-    python scripts/write_kernel_tables.py [--models 131M kda] [--out FILE]
+    python scripts/write_kernel_tables.py [--models 131M kda] [--tables steps registers] [--new] [--out FILE]
 
-Needs the extra target-cuda, and half an hour on two cores. The exit status is 1 if a step has a finding.
+Needs the extra target-cuda, and an hour of a core. The page is written after every model and card; rows that it has
+already are kept, unless --new. The exit status is 1 if a step has a finding.
 """
 
 import argparse
+import itertools
 import json
 import sys
 import tempfile
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from table_pages import ROOT, import_references
+from table_pages import ROOT, import_references, rows_in, with_rows
 
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
@@ -31,31 +33,13 @@ MODELS = {
     LARGE_MODEL: "nvidia-h200",
 }
 """Models of scripts/benchmarks/bench_models.py, and a published one -> the target of their steps."""
-PROMPTS = """
-## Prompts
-
-The recurrence compared with the projections, in all layers. Products inside of kernels are not counted.
-
-| model | step | kernels | recurrence | products | projections | products |
-|---|---|---|---|---|---|---|"""
-REGISTERS = """
-## Registers
-
-Registers of each thread of each kernel, compiled alone, as ptxas prints them, and the bytes that it spills, if any. A
-kernel with more shared memory than the card does not compile.
-"""
-HEAD = """# Kernels
-
-Steps compiled for an absent GPU, without and with kernels, 64 lanes, a context of 4096, bfloat16, by
-`scripts/write_kernel_tables.py`. "x floor" is all bytes moved, over the floor in [accelerators](../accelerators.md).
-The next columns are parts of this ratio: operations on states and caches, sampling with filters (the branch with the
-most bytes counts), and the recurrence, its convolution included. Products inside of kernels are not counted, and bytes
-that a kernel reads twice count once. Seconds are of a busy machine. Steps are of
-2026-11-26, when row i was lane i; registers of 2026-11-30. Nothing here has run.
-
-| model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | compiled in |
-|---|---|---|---|---|---|---|---|---|---|---|
-"""
+COLUMNS = {
+    "steps": "model | GPU | step | kernels | moved | x floor | states and caches | sampling | recurrence | products | "
+    "compiled in",
+    "prompts": "model | step | kernels | recurrence | products | projections | products",
+}
+"""Table -> its columns; `registers` has a column for each card."""
+REGISTERS = "registers"
 
 
 @dataclass(frozen=True)
@@ -75,19 +59,18 @@ class Row:
     seconds: float
     faults: tuple[str, ...]
 
-    def __str__(self) -> str:
-        cells = (
+    def cells(self) -> list[str]:
+        return [
             self.model, self.target, self.step, self.kernels, f"{self.moved / 1e9:.2f} GB", f"{self.over_floor:.2f}",
             f"{self.pools:.2f}", f"{self.sampling:.2f}", f"{self.recurrence:.2f}", f"{self.flops / 1e9:,.0f} Gflop",
             f"{self.seconds:.0f} s",
-        )  # fmt: skip
-        return f"| {' | '.join(cells)} |"
+        ]  # fmt: skip
 
 
-def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
+def rows_of(model: str, target: str, config: Path) -> Iterator[Row | list[str]]:
     """Compile decoding with and without kernels, and prompts of the first model.
 
-    Prompts yield an additional line for their table.
+    Prompts yield an additional row of their table.
     """
     from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
@@ -119,13 +102,8 @@ def rows_of(model: str, target: str, config: Path) -> Iterator[Row | str]:
                 return sum(count for kernel, count in moved if chosen(kernel)) / floor_bytes
 
             if shape.tokens > 1:
-                cells = (
-                    _table_cells(moved, step.kernels.kernels, report.turns, _recurrent),
-                    _table_cells(
-                        moved, step.kernels.kernels, report.turns, lambda kernel: "/projection/" in kernel.op_name
-                    ),
-                )
-                yield f"| {model} | {shape} | {kernels} | {' | '.join(cells)} |"
+                cells = (_table_cells(moved, step.kernels.kernels, report.turns, by) for by in (_recurrent, _projected))
+                yield [model, str(shape), kernels, *itertools.chain.from_iterable(cells)]
             yield Row(
                 model, target, str(shape), kernels, report.moved, report.moved / floor_bytes,
                 share(lambda kernel: bool(kernel.pools)), share(lambda kernel: "/sample/" in kernel.op_name),
@@ -139,15 +117,19 @@ def _table_cells(
     kernels: "Iterable[ScheduledKernel]",
     turns: int,
     chosen: "Callable[[ScheduledKernel], bool]",
-) -> str:
+) -> tuple[str, str]:
     """Return two cells: bytes, and operations of XLA's products."""
     flops = sum(kernel.flops * kernel.times * (turns if kernel.by_data else 1) for kernel in kernels if chosen(kernel))
-    return f"{sum(count for kernel, count in moved if chosen(kernel)) / 1e9:.2f} GB | {flops / 1e9:,.0f} Gflop"
+    return f"{sum(count for kernel, count in moved if chosen(kernel)) / 1e9:.2f} GB", f"{flops / 1e9:,.0f} Gflop"
 
 
 def _recurrent(kernel: "ScheduledKernel") -> bool:
     layer = any(f"/{name}/" in kernel.op_name for name in ("GatedDeltaNet", "Mamba2", "KimiDeltaAttention"))
     return layer and "projection" not in kernel.op_name
+
+
+def _projected(kernel: "ScheduledKernel") -> bool:
+    return "/projection/" in kernel.op_name
 
 
 def registers(target: str) -> Iterator[tuple[tuple[str, str, str], str]]:
@@ -164,46 +146,60 @@ def registers(target: str) -> Iterator[tuple[tuple[str, str, str], str]]:
             yield (name, f"`{kernel.name}`", str(kernel.threads)), f"{kernel.registers}{spilled}"
 
 
-def registers_table(usage: Mapping[str, Mapping[tuple[str, str, str], str]]) -> list[str]:
-    """Return the lines of a table with a column for each card."""
+def with_registers(page: str, usage: Mapping[str, Mapping[tuple[str, str, str], str]]) -> str:
+    """Return the page with a table that has a column for each card."""
     keys = dict.fromkeys(key for column in usage.values() for key in column)
-    heads = "operation, tokens", "kernel", "threads", *usage
-    rows = [
-        heads,
-        ("---",) * len(heads),
-        *((*key, *(column.get(key, "") for column in usage.values())) for key in keys),
-    ]
-    return [f"| {' | '.join(row)} |" for row in rows]
+    rows = [[*key, *(column.get(key, "") for column in usage.values())] for key in keys]
+    return with_rows(page, REGISTERS, " | ".join(["operation, tokens", "kernel", "threads", *usage]), rows)
 
 
-def main() -> int:
-    import_references()
+def write_steps(page: Path, models: Sequence[str], replaces: bool) -> bool:
+    """Compile the steps of models; return True without a finding.
+
+    Args:
+        replaces: compile the steps of models with rows, too.
+    """
     from bench_models import BENCH_MODELS
-    from card_kernels import CARDS
     from published import PUBLISHED
 
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--models", nargs="*", default=list(MODELS))
-    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "kernel-tables.md")
-    options = parser.parse_args()
-    rows: list[Row] = []
-    prompts: list[str] = []
-    warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        for model in options.models:
-            fields: Any = PUBLISHED[model] if model == LARGE_MODEL else BENCH_MODELS[model]
+    good = True
+    for model in models:
+        old = {table: rows_in(page.read_text(encoding="utf-8"), table) for table in COLUMNS}
+        if not replaces and any(row[0] == model for row in old["steps"]):
+            continue
+        fields: Any = PUBLISHED[model] if model == LARGE_MODEL else BENCH_MODELS[model]
+        new: dict[str, list[list[str]]] = {table: [] for table in COLUMNS}
+        with tempfile.TemporaryDirectory() as folder:
             file = Path(folder) / "config.json"
             file.write_text(json.dumps(fields), encoding="utf-8")
             for row in rows_of(model, MODELS[model], file):
-                if isinstance(row, str):
-                    prompts.append(row)
-                else:
-                    rows.append(row)
                 print(row, flush=True)
-    usage = {target: dict(registers(target)) for target in CARDS}
-    lines = [*map(str, rows), *PROMPTS.splitlines(), *prompts, *REGISTERS.splitlines(), "", *registers_table(usage)]
-    options.out.write_text(HEAD + "".join(f"{line}\n" for line in lines), encoding="utf-8")
-    return 1 if any(row.faults for row in rows) else 0
+                good &= not (isinstance(row, Row) and row.faults)
+                new["steps" if isinstance(row, Row) else "prompts"].append(row.cells() if isinstance(row, Row) else row)
+        for table, columns in COLUMNS.items():
+            rows = [*(row for row in old[table] if row[0] != model), *new[table]]
+            rows = sorted(rows, key=lambda row: list(MODELS).index(row[0]))
+            page.write_text(with_rows(page.read_text(encoding="utf-8"), table, columns, rows), encoding="utf-8")
+    return good
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    import_references()
+    from card_kernels import CARDS
+
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--models", nargs="*", default=list(MODELS))
+    parser.add_argument("--tables", nargs="*", default=["steps", REGISTERS], choices=["steps", REGISTERS])
+    parser.add_argument("--new", action="store_true", help="compile the steps of models that the page has")
+    parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "kernel-tables.md")
+    options = parser.parse_args(arguments)
+    warnings.simplefilter("ignore")
+    good = write_steps(options.out, options.models, options.new) if "steps" in options.tables else True
+    if REGISTERS in options.tables and (options.new or not rows_in(options.out.read_text(encoding="utf-8"), REGISTERS)):
+        usage = {target: dict(registers(target)) for target in CARDS}
+        page = options.out.read_text(encoding="utf-8")
+        options.out.write_text(with_registers(page, usage), encoding="utf-8")
+    return 0 if good else 1
 
 
 if __name__ == "__main__":

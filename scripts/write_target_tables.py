@@ -2,18 +2,19 @@
 
     python scripts/write_target_tables.py [--targets nvidia-h100 ...] [--checkpoints ...] [--models ...] [--out FILE]
 
-Needs the extras target-cuda and target-tpu, and half an hour of a core. Rows of other checkpoints stay, and steps that
+Needs the extras target-cuda and target-tpu, and hours of a core. Rows of other checkpoints stay, and steps that
 the same sources have compiled without a fault are skipped. The exit status is 1 if a step of this run has a finding.
 """
 
 import argparse
 import sys
+from collections.abc import Sequence
 from pathlib import Path
 
 from table_pages import ROOT, import_references
 
 
-def main() -> int:
+def main(arguments: Sequence[str] | None = None) -> int:
     import_references()
     from certificate_table import NAMES
     from rich.progress import track
@@ -38,7 +39,7 @@ def main() -> int:
     parser.add_argument("--model-steps", nargs="*", default=list(MODEL_STEPS), help='as "generate 64x1"')
     parser.add_argument("--model-targets", nargs="*", default=list(MODEL_TARGETS))
     parser.add_argument("--out", type=Path, default=ROOT / "docs" / "tables" / "target-tables.md")
-    options = parser.parse_args()
+    options = parser.parse_args(arguments)
     text = options.out.read_text(encoding="utf-8") if options.out.exists() else ""
     rows, models = read(text)
     good = True

@@ -100,9 +100,11 @@ def filter_cutoffs_kernel(
         return sums + jnp.where(order[None] >= candidates[:, None], weight[None], 0.0)
 
     wanted = ((number < PASSES) & (k > 0)) | ((number >= PASSES) & (number < 2 * PASSES) & (p < 1.0))
-    turns = jnp.clip(pl.cdiv(vocab, block) - part * PART_BLOCKS, 0, PART_BLOCKS) * wanted.astype(jnp.int32)
+    turns = jnp.clip(pl.cdiv(vocab, block) - part * PART_BLOCKS, 0, PART_BLOCKS)
     none = jnp.zeros((1 << DIGIT, block), jnp.float32)
-    new_sums[...] = jnp.sum(lax.fori_loop(0, turns, add, none), axis=1)
+    # A condition, not a number of iterations: reports count its greater branch.
+    total_sums = lax.cond(wanted, lambda: lax.fori_loop(0, turns, add, none), lambda: none)
+    new_sums[...] = jnp.sum(total_sums, axis=1)
     for result, value in zip(results, (cutoff, of_k, needed), strict=True):
         result[...] = jnp.full((1,), value)
 

@@ -78,7 +78,7 @@ def gpu_call(
         aliases: number of an operand -> number of the result in its memory, of which as many bytes are written.
 
     Raises:
-        ValueError: no GPU has as many threads in a program instance.
+        ValueError: no GPU has as many threads in a program instance, or a block does not divide its array.
     """
     from jax.experimental import pallas as pl  # takes a while to import
     from jax.experimental.pallas import triton as plgpu
@@ -88,6 +88,12 @@ def gpu_call(
         raise ValueError(f"{name}: {warps} warps of 32 threads, expected a power of two, at most {MAX_WARPS}")
 
     def run(*operands: jax.Array) -> Any:
+        specs = *jax.tree.leaves(grid_spec.in_specs), *jax.tree.leaves(grid_spec.out_specs)
+        for spec, array in zip(specs, (*operands, *jax.tree.leaves(out_shape)), strict=True):
+            # Triton does not mask the last block: it would reach into foreign memory.
+            sizes = zip(spec.block_shape or (), array.shape, strict=False)
+            if any(isinstance(size, int) and full % size for size, full in sizes):
+                raise ValueError(f"{name}: blocks of {spec.block_shape} do not divide an array of {array.shape}")
         read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape))
         written |= {result: read[operand] for operand, result in (aliases or {}).items()}
         return pl.pallas_call(

@@ -189,7 +189,7 @@ def chunk_scan(
         [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},
-        # On an L4, four warps spill 804 bytes of a thread with 256 channels.
+        # With 256 channels, four warps spill 28 bytes of a thread on an L4 and 20 on an A100, eight 20 and none.
         warps=8 if keys > MAX_CORRECTED_KEY and not has_group_products() else 4,
         interpret=interpret,
     )(*rows_of_lanes, inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)

@@ -13,6 +13,7 @@ from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
 from ir_passes import Lane, LaneContract, Shared
 from ir_passes.contract.statements import Note
+from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_isolation
 from models.sharding.devices import Devices
 
@@ -96,6 +97,19 @@ def test_a_lanes_cutoff_does_not_depend_on_the_number_of_lanes() -> None:
     for lane in range(3):
         alone = Sampling(*(setting[lane : lane + 1] for setting in of))
         np.testing.assert_array_equal(cutoffs(logits[lane : lane + 1], alone), expected[lane : lane + 1])
+
+
+@pytest.mark.parametrize("lanes", [1, 64])
+def test_a_vocabulary_has_many_instances(lanes: int) -> None:
+    """A pass over 248,320 logits of one lane occupies 64 processors."""
+    vector = np.ones(lanes, np.float32)
+    settings = vector, vector, vector.astype(np.int32), vector
+    run = partial(module.filter_cutoffs, devices=KERNELS)
+    program = jax.make_jaxpr(run)(jax.ShapeDtypeStruct((lanes, 248_320), np.float32), *settings)
+    grids = {
+        eqn.params["grid_mapping"].grid for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "pallas_call"
+    }
+    assert grids == {(lanes, 64)}
 
 
 def test_a_small_vocabulary_is_left_to_the_plain_form() -> None:

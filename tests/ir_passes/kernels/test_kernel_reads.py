@@ -9,17 +9,20 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from flax import nnx
-from jax import lax
+from jax import lax, ref
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from recurrence_cases import FORMS, inputs, several
 
+from hybridlm.sampling.filter_cutoffs import MAX_BLOCK, filter_cutoffs
 from hybridlm.target_report.kernel_reads import with_reads
-from ir_passes.kernels.reads import SEED, KernelReads, kernel_reads
+from ir_passes.kernels.blocks import Blocks
+from ir_passes.kernels.reads import SEED, KernelReads, _block, _CountedMemory, _Instance, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.kv_cache import KVCache, attend
+from models.ops.decode_attention_gpu import decode_attention
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
@@ -42,6 +45,17 @@ def reads(fn: Any, types: tuple[Any, ...], table: tuple[Any, ...]) -> KernelRead
 
 def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def instance_loads(kernel: Any, values: tuple[Any, ...], ids: tuple[int, ...]) -> list[int]:
+    """Return the bytes that one instance of a kernel loads, for each operand."""
+    mapping, program = kernel.params["grid_mapping"], kernel.params["jaxpr"]
+    blocks = [Blocks.of(block, mapping.grid) for block in mapping.block_mappings[: mapping.num_inputs]]
+    contents = [_block(block, value, ids) for block, value in zip(blocks, values, strict=True)]
+    instance = _Instance(ids, mapping.grid, True)
+    results = [_CountedMemory(None, result=number) for number in range(mapping.num_outputs)]
+    instance.run(program, (), [*map(_CountedMemory, range(len(blocks)), contents), *results])
+    return [instance.moved.get(("load", number), 0) for number in range(len(blocks))]
 
 
 def experts(rows: int) -> tuple[Any, ...]:
@@ -99,6 +113,44 @@ def test_attention_reads_the_blocks_of_its_lengths(lengths: tuple[int, ...]) -> 
     assert "merge_parts_kernel" in merged.name
     keys, values = (loaded for loaded, shape in zip(result.loaded, result.shapes, strict=True) if shape == cache.shape)
     assert keys == values == sum(-(-length // 64) * 64 for length in lengths) * kv_heads * size * 2
+
+
+@pytest.mark.parametrize(
+    ("lengths", "parts"), [((8192,) * 8, 16), ((131072,) * 8, 16), ((8192,) * 7 + (131072,), 16), ((131072,), 128)]
+)
+def test_instances_of_a_lane_have_equal_work(lengths: tuple[int, ...], parts: int) -> None:
+    """By the lane's length, whatever the context's limit; 8 lanes of 8,192 positions occupy 256 instances."""
+    kv_heads, size, context = 2, 256, 131072
+    lanes = len(lengths)
+    cache = array(1 + lanes * context // 128, kv_heads, 128, size, dtype=jnp.bfloat16)
+    pages = array(lanes, context // 128, dtype=jnp.int32)
+    types = array(lanes, kv_heads, 8, size), array(lanes, 8, dtype=jnp.int32), cache, cache, pages
+
+    def run(query: Any, limit: Any, key: Any, value: Any, pages: Any) -> Any:
+        return decode_attention(query, limit, key, value, size, pages, interpret=False)
+
+    (kernel, _) = [eqn for eqn in jax.make_jaxpr(run)(*types).eqns if eqn.primitive.name == "pallas_call"]
+    limit = np.repeat(np.array(lengths, np.int32)[:, None] - 1, 8, axis=1)
+    grid = kernel.params["grid_mapping"].grid
+    assert grid == (lanes, kv_heads, 1, parts)
+    loads, counted = np.zeros(grid, int), dict[tuple[int, int], int]()
+    for ids in np.ndindex(grid):
+        key = lengths[ids[0]], ids[3]
+        if key not in counted:
+            counted[key] = instance_loads(kernel, (None, limit, None, None, None), ids)[3]
+        loads[ids] = counted[key]
+    block = 64 * size * 2
+    assert np.sum(loads) == sum(lengths) * kv_heads * size * 2
+    assert (np.max(loads, axis=(1, 2, 3)) - np.min(loads, axis=(1, 2, 3)) <= block).all() and np.min(loads) > 0
+
+
+def test_passes_over_a_vocabulary_are_counted() -> None:
+    """The number of a pass and the lanes' settings are unknown: a pass over all five blocks counts."""
+    lanes, vocab = 3, 10_007
+    lane = array(lanes)
+    types = array(lanes, vocab), lane, lane, array(lanes, dtype=jnp.int32), lane
+    result = reads(partial(filter_cutoffs, devices=GPU), types, (None,) * 5)
+    assert result.loaded[result.shapes.index((lanes, vocab))] == 4 * lanes * 5 * MAX_BLOCK
 
 
 def range_kernel(bounds: Any, expert: Any, x: Any, weight: Any, out: Any) -> None:
@@ -211,7 +263,7 @@ def test_a_kernel_that_writes_more_than_it_declares_is_counted() -> None:
     assert counted.moved == sum(result.loaded) + result.written > declared.moved and not uncounted
 
 
-@pytest.mark.parametrize("exchange", [jax.ref.swap, atomic_exchange])
+@pytest.mark.parametrize("exchange", [ref.swap, atomic_exchange])
 def test_a_store_that_returns_the_old_numbers_loads_them_too(exchange: Any) -> None:
     def exchange_kernel(state: Any, out: Any, new: Any) -> None:
         out[...] = exchange(new, slice(None), 2.0 * state[...])

@@ -58,6 +58,13 @@ def test_one_token_is_written_alike_on_a_gpu(position: int, valid: bool) -> None
 
 def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
     assert [turn_blocks(n, "gpu", 64) for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 4, 4, 4, 4]
+    assert [turn_blocks(n, "gpu", heads) for n, heads in ((5, 16), (33, 16), (61, 1), (131, 1), (61, 3))] == [
+        5,
+        16,
+        61,
+        128,
+        42,
+    ]
     assert [turn_blocks(256, "gpu", heads) for heads in (1, 2, 8, 15, 16, 32, 63, 64)] == [
         128, 64, 16, 8, 16, 16, 16, 4,
     ]  # fmt: skip

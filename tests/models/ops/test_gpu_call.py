@@ -1,18 +1,29 @@
 """Limits of GPU kernels: the card's shared memory, and wrapping array offsets."""
 
+import re
+from functools import partial
+from pathlib import Path
+from typing import Any
+
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.experimental import pallas as pl
+from packed_weights import weight_of
 
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.kernel_limits import KernelResources
+from models.mixers.kv_cache import KVCache, attend
 from models.ops import gpu_call as gpu_call_module
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
 from models.ops.decode_attention_gpu import tile_rows, turn_size
 from models.ops.gpu_call import gpu_call, shared_memory
 from models.ops.kernels import Kernel
+from models.ops.linear import linear
+from models.ops.quantised_experts import experts_product
+from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product_gpu import KERNEL as PRODUCT
 from models.sharding.devices import Devices
 
@@ -93,6 +104,41 @@ def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, suppor
     assert not PRODUCT.chosen(gpu, rows, array) or supported
 
 
+@pytest.mark.parametrize(("bytes_", "kernel"), [(1 << 31, True), ((1 << 31) + (1 << 20), False), (1 << 32, False)])
+def test_operations_over_arrays_whose_offsets_wrap_have_no_kernel(bytes_: int, kernel: bool) -> None:
+    """Packed weights, packed experts and caches of one byte a number, between 2^31 and 2^32 bytes."""
+    gpu, rows = Devices(platform="gpu", kernels="auto"), jax.ShapeDtypeStruct((16, 1024), jnp.float32)
+    page = 2 * 128 * 128
+    pool = jax.ShapeDtypeStruct((bytes_ // page, 2, 128, 128), jnp.float8_e4m3fn)
+    query = jax.ShapeDtypeStruct((2, 1, 4, 128), jnp.float32)
+    index, pages = (jax.ShapeDtypeStruct((2, size), jnp.int32) for size in (1, 4))
+
+    def codes(*shape: int) -> QuantisedWeight:
+        small = weight_of((1,) * (len(shape) - 1) + shape[-1:], 1, ("int8", False, False))
+        return jax.tree.map(lambda leaf: jax.ShapeDtypeStruct((*shape[:-1], leaf.shape[-1]), leaf.dtype), small)
+
+    def attention(query: Any, pool: Any, index: Any, pages: Any) -> Any:
+        return attend(query, KVCache(pool, pool), index, index >= 0, 4, devices=gpu, pages=pages)
+
+    cases: dict[Any, tuple[Any, ...]] = {
+        partial(linear, devices=gpu): (rows, codes(bytes_ // 1024, 1024)),
+        partial(experts_product, devices=gpu): (
+            rows, codes(bytes_ // (1 << 20), 1024, 1024), jax.ShapeDtypeStruct((16,), jnp.int32),
+        ),
+        attention: (query, pool, index, pages),
+    }  # fmt: skip
+    for operation, operands in cases.items():
+        assert ("pallas_call" in str(jax.make_jaxpr(operation)(*operands))) == kernel
+
+
+def test_one_file_has_the_backend_of_gpu_kernels(root: Path) -> None:
+    """Triton's, which JAX has deprecated; another backend replaces this file."""
+    sources = (path for folder in ("hybridlm", "ir_passes", "models") for path in (root / folder).rglob("*.py"))
+    names = re.compile(r"^\s*(?:from|import) .*\b(?:triton|mosaic_gpu)\b", re.MULTILINE)
+    users = [path.relative_to(root).as_posix() for path in sources if names.search(path.read_text(encoding="utf-8"))]
+    assert users == ["models/ops/gpu_call.py"]
+
+
 @pytest.mark.parametrize("warps", [64, 3])
 def test_more_threads_than_a_card_has_are_refused(warps: int) -> None:
     with pytest.raises(ValueError, match=f"too_wide_kernel: {warps} warps"):
@@ -101,6 +147,16 @@ def test_more_threads_than_a_card_has_are_refused(warps: int) -> None:
 
 def too_wide_kernel(out: jax.Array) -> None:
     """Not run."""
+
+
+@pytest.mark.parametrize("sizes", [(100, 128), (128, 100)])
+def test_blocks_that_reach_beyond_an_array_are_refused(sizes: tuple[int, int]) -> None:
+    """The interpreter pads arrays; XLA compiles reads and writes of foreign memory without a word."""
+    spec = pl.BlockSpec((pl.Squeezed(), 64), lambda block: (0, block))
+    grid = pl.GridSpec(grid=(2,), in_specs=[spec], out_specs=spec)
+    operand, result = (jax.ShapeDtypeStruct((3, size), jnp.float32) for size in sizes)
+    with pytest.raises(ValueError, match=r"too_wide_kernel: blocks of .*64\) do not divide an array of \(3, 100\)"):
+        jax.eval_shape(gpu_call(too_wide_kernel, grid, result, interpret=False), operand)
 
 
 def test_limits_of_threads_and_registers_are_reported() -> None:

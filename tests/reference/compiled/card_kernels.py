@@ -9,6 +9,8 @@ from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
 
+AS_FOR_USERS = {"xla_backend_optimization_level": "3"}
+"""Level of LLVM for users; at the level of the tests (conftest.py), kernels spill more registers."""
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
 
 
@@ -23,4 +25,4 @@ def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[Kern
     types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
     with machine.tracing():
         lowered = jax.jit(run).lower(*types)
-    return kernel_resources(compile_with_assignment(lowered, None).kernels, target)
+    return kernel_resources(compile_with_assignment(lowered, dict[str, Any](AS_FOR_USERS)).kernels, target)

@@ -44,13 +44,13 @@ GOOD = "audited"
 HEAD = f"""# Steps on GPUs and TPUs without one
 
 Every step of a tiny checkpoint of each family ({LANES} lanes, a context of {CONTEXT}, chunks of {CHUNK}, float32), and
-steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`.
+steps of published models, compiled for machines that were not there, by `python scripts/write_target_tables.py`, or
+`python scripts/write_accelerator_tables.py` with the other tables of such steps.
 Each cell of a tiny checkpoint has scratch in kB, bytes over the floor ([accelerators](../accelerators.md)) and seconds
 of XLA on a busy machine; a step with a finding has its verdict in front. Tiny checkpoints show that steps are audited,
 not the cost of a large model: activations are most of their bytes. On meshes the vocabulary has 96 tokens and the
-Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. The figures are
-of steps where row i was lane i (2026-11-28); of rows by slot (2026-11-30) are the published models, except the
-prompts of Granite-4.0-H-Small.
+Mamba2 of `nemotron_latent` two groups; meshes that split experts have only the families with experts. Published models
+have rows by slot (2026-11-30); the tiny checkpoints' figures are of steps where row i was lane i (2026-11-28).
 """
 PUBLISHED_HEAD = f"""## Published models
 

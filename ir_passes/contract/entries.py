@@ -197,8 +197,7 @@ class ComputedGrid:
     """What a proof that reads a Pallas kernel takes for granted of its computed grid.
 
     Each computed length is 0 or greater, and at most the number of blocks, or of prefetched numbers of blocks, along
-    its axis. All else is proved. Like `Opaque`, it is listed in the certificate, and all kernels of one name run one
-    program.
+    its axis. All else is proved. The certificate lists it with every call. A name is of one function, in any shapes.
 
     Attributes:
         written: no output of the step depends on elements of the kernel's results that no step of its grid writes.

@@ -87,10 +87,12 @@ def check_names(opaque: Mapping[str, Opaque | ComputedGrid], program: ir.ClosedJ
 def check_opaque(name: str, declaration: Any) -> None:
     """Raise ContractError for a declaration of an impossible operation."""
     where = f"opaque {name!r}"
-    if isinstance(declaration, ComputedGrid):
+    if isinstance(declaration, ComputedGrid) and isinstance(declaration.written, bool):
         return
     if not isinstance(declaration, Opaque):
-        raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")
+        raise ContractFault.OPAQUE.error(
+            where, f"expected Opaque(inputs, outputs) or ComputedGrid(written=bool), got {declaration!r}"
+        )
     for side, entries in (("operand", declaration.inputs), ("result", declaration.outputs)):
         for k, entry in enumerate(entries):
             _check_entry(f"{where}, {side} {k}", entry, side)

@@ -98,6 +98,7 @@ class _Kernel:
     scratch: tuple[tuple[tuple[int, ...], Any], ...]
     new_scratch: int = -1
     rewrites: bool = False
+    name: str = ""
     computed: tuple[int, ...] = ()
     lengths: tuple[Any, ...] = ()
     visit: Visit | None = None
@@ -135,7 +136,9 @@ class _Kernel:
             raise UnreadableKernel("a result in an operand's memory without compiler_params, perhaps written in place")
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
         arrays = scalars, inputs, outputs, aliases, scratch
-        return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
+        info = getattr(params["jaxpr"], "debug_info", None)
+        name = str(params.get("name") or getattr(info, "func_name", "kernel"))
+        return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, name=name, computed=computed)
 
     def guessed(
         self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: int = -1, rewrites: bool = False
@@ -173,7 +176,7 @@ class _Kernel:
         lengths: list[Any] = list(self.grid)
         for axis, bound in zip(self.computed, bounds, strict=True):
             if self.written is None:
-                lengths[axis] = within(bound, self.grid[axis] + 1)
+                lengths[axis] = within(bound, self.grid[axis] + 1, self.name)
             else:
                 length = lax.convert_element_type(bound, jnp.int32)
                 lengths[axis] = lax.clamp(np.int32(0), length, np.int32(self.grid[axis]))
@@ -225,7 +228,7 @@ class _Kernel:
         revisited = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis and self.revisits(k)]
         for k in revisited:
             if k in self.aliases:  # loaded before or after an earlier step's store
-                parts[self.aliases[k]] = or_old(outer[k], parts[self.aliases[k]])
+                parts[self.aliases[k]] = or_old(parts[self.aliases[k]], outer[k])
         run = self._revisit if revisited else self._visit
         inner = run(axis, parts, _State(outer, state.scratch), ids, scalars)
         results = [_put(array, *pair) for array, *pair in zip(state.results, inner.results, starts, strict=True)]

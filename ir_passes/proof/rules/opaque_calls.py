@@ -7,7 +7,7 @@ from typing import Any
 from ir_passes.contract.contract import BoundContract, Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
-from ir_passes.contract.opaque_names import declared_name, same_body
+from ir_passes.contract.opaque_names import declared_name, exact_name, same_body
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
 from ir_passes.kernels.memory import UnreadableKernel
@@ -57,7 +57,7 @@ def _check_one_body(site: Site, name: str) -> None:
 
 def undeclared(program: ir.ClosedJaxpr, bound: BoundContract) -> ReadKernels:
     """Read kernels that are not declared nor inside declared functions."""
-    first: dict[str, ir.JaxprEqn] = {}
+    first: dict[str, str] = {}
 
     def is_declared(eqn: ir.JaxprEqn) -> bool:
         is_opaque = eqn.primitive.name in primitives.OPAQUE
@@ -65,8 +65,8 @@ def undeclared(program: ir.ClosedJaxpr, bound: BoundContract) -> ReadKernels:
 
     def is_written(eqn: ir.JaxprEqn) -> bool | None:
         name = declared_name(eqn, bound.grids)
-        if name is not None and not same_body(first.setdefault(name, eqn), eqn):
-            raise UnreadableKernel(f"{name!r} is declared as one kernel and names several")
+        if name is not None and first.setdefault(name, exact_name(eqn)) != exact_name(eqn):
+            raise UnreadableKernel(f"{name!r} is declared as one kernel and names {first[name]} and {exact_name(eqn)}")
         return None if name is None else bound.grids[name].written
 
     return read_kernels(program, keep=is_declared, is_written=is_written)

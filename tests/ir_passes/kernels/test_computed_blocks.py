@@ -12,7 +12,6 @@ from isolation_oracle import leaks
 from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from random_block_kernels import AS_LOADED, random_block_kernel
 from zoo.kernels.grid_kernels import (
     BLOCKS,
     HALF,
@@ -24,6 +23,7 @@ from zoo.kernels.grid_kernels import (
     in_blocks,
     only_first,
 )
+from zoo.kernels.random_blocks import AS_LOADED, random_block_kernel
 from zoo.program import LANES
 
 from ir_passes import ComputedGrid, ContractError, IsolationError, Lane, LaneContract, Shared, ViolationKind

@@ -6,9 +6,9 @@ import jax
 import numpy as np
 import pytest
 from isolation_oracle import leaks
-from random_block_kernels import random_block_kernel
 from random_kernels import aliased, random_kernel
 from random_whole_kernels import random_whole_kernel
+from zoo.kernels.random_blocks import random_block_kernel
 from zoo.program import Program
 
 from ir_passes import IsolationError

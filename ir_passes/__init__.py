@@ -20,6 +20,7 @@ from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stages import prove
 from ir_passes.contract.contract import (
+    ComputedGrid,
     ContractError,
     Lane,
     LaneContract,
@@ -49,6 +50,7 @@ __all__ = [
     "Certificate",
     "CertificationWarning",
     "CompiledStep",
+    "ComputedGrid",
     "ContractError",
     "IsolationError",
     "Lane",

@@ -58,6 +58,7 @@ def entries_of(contract: Any) -> str:
 
     sides = (jax.tree.leaves(side, is_leaf=is_entry) for side in (contract.inputs, contract.outputs))
     text = " -> ".join(", ".join(map(str, side)) for side in sides)
+    text += "".join(f"; {name}: {declared}" for name, declared in contract.opaque.items())
     return re.sub(r",? *\)", ")", re.sub(DEFAULTS, "", text))
 
 

@@ -111,7 +111,7 @@ class TracedStep(Stage):
             raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
         seconds = dict(self._seconds)
         graph = Graph(timed(seconds, "trace", step_form, self.jaxpr, self.bound), self.bound)
-        called = bodies(graph.program.jaxpr, self.bound.opaque)
+        called = bodies(graph.program.jaxpr, {**self.bound.opaque, **self.bound.grids})
         prints = fingerprint(graph.program), fingerprint(self.bound)
         arguments = self._trace.args, self._trace.kwargs
         key = Key(*prints, fingerprint((passes, declarations(), called)), current_versions(device=device_of(arguments)))

@@ -13,6 +13,7 @@ import numpy as np
 from ir_passes.contract import fault_texts
 from ir_passes.contract.entries import (
     Bound,
+    ComputedGrid,
     Lane,
     Opaque,
     Packed,
@@ -39,6 +40,7 @@ class BoundContract:
     Attributes:
         successors: index of an input pool -> index of its successor among the outputs.
         opaque: declared operations by name.
+        grids: declared grids of kernels by name.
     """
 
     lanes: int
@@ -46,6 +48,7 @@ class BoundContract:
     outputs: tuple[Bound, ...]
     successors: dict[int, int]
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
+    grids: Mapping[str, ComputedGrid] = field(default_factory=dict)
 
     @property
     def layouts(self) -> dict[str, int | None]:
@@ -69,13 +72,14 @@ class LaneContract:
         outputs: entries for the results.
         opaque: declarations of custom calls, kernels and callbacks, by the name of their function or target, or the
             format of a print. For an ambiguous name: "name at file:line" of the function's definition,
-            "target(name=value)" with the attributes of a custom call, "format at file:line" of the print.
+            "target(name=value)" with the attributes of a custom call, "format at file:line" of the print. A kernel
+            with a `ComputedGrid` is read.
         keywords: entries of keyword-only arguments, by name.
     """
 
     inputs: Any
     outputs: Any
-    opaque: Mapping[str, Opaque] = field(default_factory=dict)
+    opaque: Mapping[str, Opaque | ComputedGrid] = field(default_factory=dict)
     keywords: Mapping[str, Any] = field(default_factory=dict)
 
     def bind(self, fn: Callable[..., Any], args: tuple[Any, ...]) -> BoundContract:
@@ -107,7 +111,9 @@ class LaneContract:
         mapped = _check_row_maps(inputs)
         for bound in (*inputs, *outputs):
             _check_pool(bound, lanes, mapped)
-        return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), self.opaque)
+        grids = {name: entry for name, entry in self.opaque.items() if isinstance(entry, ComputedGrid)}
+        opaque = {name: entry for name, entry in self.opaque.items() if isinstance(entry, Opaque)}
+        return BoundContract(lanes, inputs, outputs, _pair_pools(inputs, outputs), opaque, grids)
 
 
 def _bind(where: str, entries: Any, value: Any) -> Iterator[Bound]:

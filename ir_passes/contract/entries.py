@@ -192,6 +192,20 @@ class Opaque:
     fresh: int | None = None
 
 
+@dataclass(frozen=True)
+class ComputedGrid:
+    """What a proof that reads a Pallas kernel takes for granted of its computed grid.
+
+    Each computed length is 0 or greater, and at most the number of blocks, or of prefetched numbers of blocks, along
+    its axis. All else is proved. The certificate lists it with every call. A name is of one function, in any shapes.
+
+    Attributes:
+        written: no output of the step depends on elements of the kernel's results that no step of its grid writes.
+    """
+
+    written: bool = False
+
+
 Entry = Shared | Lane | Packed | Pool | SlotMap | PageTable | Unspecified
 
 

@@ -8,6 +8,7 @@ from ir_passes.contract.entries import (
     ENTRIES,
     ROW_MAPS,
     Bound,
+    ComputedGrid,
     Lane,
     LaneRole,
     Opaque,
@@ -75,7 +76,7 @@ def check_role(where: str, entry: Any) -> None:
         raise ContractFault.ROLE.error(where, fault_texts.no_role(entry, roles))
 
 
-def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
+def check_names(opaque: Mapping[str, Opaque | ComputedGrid], program: ir.ClosedJaxpr) -> None:
     """Raise ContractError for a declaration under a primitive's name."""
     for name in opaque:
         if name in primitives.OPAQUE:
@@ -86,8 +87,12 @@ def check_names(opaque: Mapping[str, Opaque], program: ir.ClosedJaxpr) -> None:
 def check_opaque(name: str, declaration: Any) -> None:
     """Raise ContractError for a declaration of an impossible operation."""
     where = f"opaque {name!r}"
+    if isinstance(declaration, ComputedGrid) and isinstance(declaration.written, bool):
+        return
     if not isinstance(declaration, Opaque):
-        raise ContractFault.OPAQUE.error(where, f"expected Opaque(inputs, outputs), got {declaration!r}")
+        raise ContractFault.OPAQUE.error(
+            where, f"expected Opaque(inputs, outputs) or ComputedGrid(written=bool), got {declaration!r}"
+        )
     for side, entries in (("operand", declaration.inputs), ("result", declaration.outputs)):
         for k, entry in enumerate(entries):
             _check_entry(f"{where}, {side} {k}", entry, side)

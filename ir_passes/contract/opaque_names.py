@@ -11,7 +11,6 @@ from typing import Any
 
 import numpy as np
 
-from ir_passes.contract.entries import Opaque
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -46,7 +45,7 @@ def short_name(eqn: ir.JaxprEqn) -> str:
             return _function_name(_bare(called_back(eqn)))
 
 
-def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Opaque]) -> str | None:
+def declared_name(eqn: ir.JaxprEqn, opaque: Mapping[str, Any]) -> str | None:
     """Return the declared name of an operation, exact first, or None.
 
     File paths may lack their first folders.
@@ -100,7 +99,7 @@ def operations(jaxpr: ir.Jaxpr) -> Iterator[ir.JaxprEqn]:
     return (eqn for eqn in ir.all_eqns(jaxpr) if eqn.primitive.name in primitives.OPAQUE)
 
 
-def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Opaque]) -> tuple[tuple[str | None, int], ...]:
+def bodies(jaxpr: ir.Jaxpr, opaque: Mapping[str, Any]) -> tuple[tuple[str | None, int], ...]:
     """Return declared name and a number of its body for each operation; fingerprints lack both."""
     distinct: list[ir.JaxprEqn] = []
     names = []

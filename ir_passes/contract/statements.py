@@ -185,6 +185,14 @@ class Assumption(StatementId):
     UNGROUPED_ROWS = "ungrouped-rows", "Rows behind the last group of a ragged product are zeros."
     REPLICATED_ARGUMENTS = "replicated-arguments", "Arguments replicated over several devices are equal on all of them."
     OPAQUE = "opaque", "The operation does what its declaration says."
+    COMPUTED_GRID = (
+        "computed-grid",
+        "The kernel's computed grid has no negative length, and no more steps than blocks or numbers of blocks.",
+    )
+    WRITTEN_RESULTS = (
+        "written-results",
+        "No output depends on elements of the kernel's results that no step of its grid writes.",
+    )
     OPAQUE_IDLE = (
         "opaque-idle",
         "The operation does what its declaration says, and keeps the rows of lanes of length 0.",

@@ -153,7 +153,7 @@ def _dependencies(jaxpr: Any, axes: int) -> Any:
     return of
 
 
-SCRATCH = "scratch"
+SCRATCH, VISITS = "scratch", "visits"
 
 
 @dataclass(frozen=True)

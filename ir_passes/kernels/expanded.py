@@ -14,28 +14,42 @@ class ReadKernels:
     """A program with plain operations instead of readable kernels.
 
     Attributes:
+        declared: read kernels with a declared grid; True if what is unwritten has no effect, too.
         unread: id of another kernel's body -> the reason.
     """
 
     program: ir.ClosedJaxpr
     read: list[ir.JaxprEqn] = field(default_factory=list)
+    declared: list[tuple[ir.JaxprEqn, bool]] = field(default_factory=list)
     unread: dict[int, str] = field(default_factory=dict)
 
 
-def read_kernels(program: ir.ClosedJaxpr, keep: Callable[[ir.JaxprEqn], bool]) -> ReadKernels:
+def read_kernels(
+    program: ir.ClosedJaxpr,
+    keep: Callable[[ir.JaxprEqn], bool],
+    is_written: Callable[[ir.JaxprEqn], bool | None] = lambda eqn: None,
+) -> ReadKernels:
+    """Replace the kernels that are not kept.
+
+    Args:
+        is_written: the `written` of a kernel's declared grid, or None; may raise UnreadableKernel.
+    """
     read: list[ir.JaxprEqn] = []
+    declared: list[tuple[ir.JaxprEqn, bool]] = []
     unread: dict[int, str] = {}
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
         if eqn.primitive.name != "pallas_call" or keep(eqn):
             return [eqn]
         try:
-            call = ir.call_instead(eqn, kernel_program(eqn))
+            written = is_written(eqn)
+            call = ir.call_instead(eqn, kernel_program(eqn, written))
         except Exception as error:  # noqa: BLE001 - JAX may not trace an operation outside a kernel
             kind = "" if isinstance(error, UnreadableKernel) else f"{type(error).__name__}: "
             unread[id(eqn.params["jaxpr"])] = f"{kind}{error}"
             return [eqn]
         read.append(eqn)
+        declared.extend([] if written is None else [(eqn, written)])
         return [call]
 
-    return ReadKernels(map_equations(program, change, keep=keep), read, unread)
+    return ReadKernels(map_equations(program, change, keep=keep), read, declared, unread)

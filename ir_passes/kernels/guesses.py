@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from itertools import combinations, permutations
 from typing import Any
 
-from ir_passes.kernels.blocks import SCRATCH, Blocks
+from ir_passes.kernels.blocks import SCRATCH, VISITS, Blocks
 from ir_passes.kernels.memory import UnreadableKernel
 
 MAX_GUESSES = 12
@@ -26,25 +26,36 @@ class Guesses:
             axes = [axis for axis in kernel.body_axes if kernel.works_in_place(k) or kernel.sequential[axis]]
             cuts = _guesses(blocks, kernel.grid, axes)
             self._options["result", k] = [cut for cut in cuts if _fits(kernel, k, cut)]
-        self._options[SCRATCH] = [()] if any(dtype is not None for _, dtype in kernel.scratch) else []
+        has_scratch = any(dtype is not None for _, dtype in kernel.scratch)
+        axes = [axis for axis, size in enumerate(kernel.grid) if size > 1 and has_scratch]
+        results = range(len(kernel.outputs))
+        self._others: dict[Any, list[int]] = {SCRATCH: axes}
+        self._others[VISITS] = [1] if any(map(kernel.may_revisit, results)) and not kernel.written else []
 
     def cuts(self) -> dict[tuple[str, int], Cut]:
         """Return the likeliest guess for each array."""
-        return {array: cuts[0] for array, cuts in self._options.items() if cuts and array != SCRATCH}
+        return {array: cuts[0] for array, cuts in self._options.items() if cuts}
 
-    def new_scratch(self) -> bool:
-        """Return whether each step is guessed to write scratch before it reads."""
-        return bool(self._options[SCRATCH])
+    def new_scratch(self) -> int:
+        """Return the grid axis with scratch written before it is read in each step, or -1."""
+        return max(self._others[SCRATCH], default=-1)
+
+    def rewrites(self) -> bool:
+        """Return whether each step is guessed to write a computed block before it reads it."""
+        return bool(self._others[VISITS])
 
     def failed(self, array: Any) -> None:
         """Drop a refuted guess."""
-        del self._options[array][0]
+        if array in self._others:
+            self._others[array].pop()
+        else:
+            del self._options[array][0]
 
 
 def _fits(kernel: Any, result: int, cut: Cut) -> bool:
     """Return whether a guess fits the order of the steps."""
     try:
-        kernel.guessed({("result", result): cut}, False).check_order()
+        kernel.guessed({("result", result): cut}).check_order()
     except UnreadableKernel:
         return False
     return True

@@ -148,6 +148,10 @@ def without_constant(term: Term) -> tuple[Term, int]:
 def equal(first: Term, second: Term, domains: Domains) -> bool:
     if first == second:
         return True
+    if first.operands and (first.name, first.key, len(first.operands)) == (
+        second.name, second.key, len(second.operands),
+    ) and all(equal(*pair, domains) for pair in zip(first.operands, second.operands, strict=True)):  # fmt: skip
+        return True
     cases = numbers_of((first, second), domains)
     return cases is not None and bool(np.all(cases[0] == cases[1]))
 

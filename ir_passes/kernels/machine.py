@@ -28,6 +28,8 @@ class KernelRun:
         producers: id of an array -> array, equation, operands and number of the result.
         counted: term of a loop's counter -> term of its end, first and last counter.
         selected: id of a masked load's result -> result, box of its mask, elements in the box.
+        domains: values of unknown numbers.
+        compared: pairs of terms, known to be equal or not.
     """
 
     ids: tuple[Any, ...]
@@ -38,6 +40,8 @@ class KernelRun:
     terms: dict[int, tuple[Any, Term]] = field(default_factory=dict)
     counted: dict[Term, tuple[Term, Any, Any]] = field(default_factory=dict)
     selected: dict[int, tuple[Any, SelectedBox, Any]] = field(default_factory=dict)
+    domains: dict[Term, Sequence[int]] = field(default_factory=dict)
+    compared: dict[tuple[Term, Term], bool] = field(default_factory=dict)
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
         env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
@@ -98,6 +102,26 @@ class KernelRun:
             term = index_terms.operation(eqn, list(map(self.term, args))) if is_operation else None
             self.terms[id(value)] = value, term or index_terms.unknown(id(value))
         return self.terms[id(value)][1]
+
+    def decided(self, value: Any) -> Any:
+        """Return a scalar as a constant if all cases of its term have one number."""
+        if is_constant(value):
+            return value
+        cases = index_terms.numbers_of((self._with_compared(self.term(value)),), self.domains)
+        numbers = [] if cases is None else np.unique(cases[0])
+        return np.asarray(numbers[0], value.dtype)[()] if len(numbers) == 1 else value
+
+    def _with_compared(self, term: Term) -> Term:
+        """Return a term with known comparisons as constants."""
+        if term.name in ("eq", "ne"):
+            first, second = term.operands
+            pairs = {(first, second): True} if index_terms.equal(first, second, self.domains) else self.compared
+            for pair, is_equal in pairs.items():
+                for sides in (zip(term.operands, pair, strict=True), zip(term.operands, pair[::-1], strict=True)):
+                    if all(index_terms.equal(one, other, self.domains) for one, other in sides):
+                        return index_terms.constant(is_equal == (term.name == "eq"))
+        operands = list(map(self._with_compared, term.operands))
+        return term if term.eqn is None else index_terms.operation(term.eqn, operands)
 
     def _key(self, indexers: Sequence[Any]) -> Key:
         places = [[place_of(index) for index in getattr(indexer, "indices", ())] for indexer in indexers]

@@ -31,13 +31,17 @@ def uninitialized(shape: tuple[int, ...], dtype: Any) -> Any:
     return _uninitialized_p.bind(shape=tuple(shape), dtype=np.dtype(dtype))
 
 
-def within(index: Any, bound: int) -> Any:
-    """Return an index that must be in [0, bound): outside is foreign memory."""
+def within(index: Any, bound: int, kernel: str = "") -> Any:
+    """Return an index that must be in [0, bound): outside is foreign memory.
+
+    Args:
+        kernel: name of the kernel, if the index is the computed length of its grid.
+    """
     if not isinstance(index, int | np.ndarray | np.generic):
-        return _index_p.bind(index, bound=int(bound))
+        return _index_p.bind(index, bound=int(bound), kernel=kernel)
     if np.all((np.asarray(index) >= 0) & (np.asarray(index) < bound)):
         return index
-    return _index_p.bind(jnp.asarray(index, jnp.int32), bound=int(bound))
+    return _index_p.bind(jnp.asarray(index, jnp.int32), bound=int(bound), kernel=kernel)
 
 
 def or_old(new: Any, old: Any) -> Any:
@@ -53,7 +57,7 @@ def padded(array: Any, shape: tuple[int, ...]) -> Any:
 
 
 _uninitialized_p = ir.new_primitive(UNINITIALIZED, lambda *, shape, dtype: ir.ShapedArray(shape, dtype), anything)
-_index_p = ir.new_primitive(KERNEL_INDEX, lambda index, *, bound: index, lambda index, *, bound: index)
+_index_p = ir.new_primitive(KERNEL_INDEX, lambda index, **params: index, lambda index, **params: index)
 _or_old_p = ir.new_primitive(OR_OLD, lambda new, old: new, lambda new, old: new)
 _padding_p = ir.new_primitive(
     KERNEL_PADDING,

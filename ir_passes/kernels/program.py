@@ -18,7 +18,8 @@ More than 300 lines: the loops are one recursion.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
+from functools import reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -26,25 +27,30 @@ import numpy as np
 from jax import lax
 
 from ir_passes.jaxpr import ir
-from ir_passes.kernels.blocks import BlockGuessFailed, Blocks, cut_by, step_part
-from ir_passes.kernels.body import run_body
+from ir_passes.kernels.blocks import SCRATCH, VISITS, BlockGuessFailed, Blocks, cut_by, step_part
+from ir_passes.kernels.body import Visit, run_body
 from ir_passes.kernels.copies import Copies
 from ir_passes.kernels.guesses import Guesses
-from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, uninitialized, within
+from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, within
+from ir_passes.kernels.places import is_constant
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
 from ir_passes.kernels.unread_texts import no_order
 
 
-def kernel_program(eqn: ir.JaxprEqn) -> Callable[..., list[Any]]:
-    """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel."""
-    kernel = _Kernel.of(eqn)
+def kernel_program(eqn: ir.JaxprEqn, written: bool | None = None) -> Callable[..., list[Any]]:
+    """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel.
+
+    Args:
+        written: of the declared grid; None without a declaration.
+    """
+    kernel = replace(_Kernel.of(eqn), written=written)
 
     def run(*operands: Any) -> list[Any]:
         """Run the kernel with the first guess of its blocks confirmed by the body."""
         guesses = Guesses(kernel)
         while True:
             try:
-                return kernel.guessed(guesses.cuts(), guesses.new_scratch()).run(*operands)
+                return kernel.guessed(guesses.cuts(), guesses.new_scratch(), guesses.rewrites()).run(*operands)
             except BlockGuessFailed as error:
                 guesses.failed(error.args[0])
 
@@ -74,6 +80,8 @@ class _Kernel:
         in_place: True if it works in its results' memory, False if blocks are written whole.
         copies: True for a TPU, with asynchronous copies.
         aliases: result -> index in `inputs` of the operand with the same memory.
+        new_scratch: scratch is new in each step of the grid axes up to this one, as guessed.
+        rewrites: every step writes all of a computed block before it reads it, as guessed.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
     """
 
@@ -88,9 +96,14 @@ class _Kernel:
     outputs: tuple[Blocks, ...]
     aliases: dict[int, int]
     scratch: tuple[tuple[tuple[int, ...], Any], ...]
-    new_scratch: bool = False
+    new_scratch: int = -1
+    rewrites: bool = False
+    name: str = ""
     computed: tuple[int, ...] = ()
     lengths: tuple[Any, ...] = ()
+    visit: Visit | None = None
+    written: bool | None = None
+    numbers: Mapping[int, range] = field(default_factory=dict)
 
     @classmethod
     def of(cls, eqn: ir.JaxprEqn) -> "_Kernel":
@@ -101,10 +114,13 @@ class _Kernel:
         computed = tuple(axis for axis, size in enumerate(mapping.grid) if not isinstance(size, int))
         if len(computed) != mapping.num_dynamic_grid_bounds or (computed and mapping.vmapped_dims):
             raise UnreadableKernel(f"a grid whose size is computed: {mapping.grid}")
-        grid = tuple(_most_steps(mapping, k) if k in computed else int(size) for k, size in enumerate(mapping.grid))
         scalars = mapping.num_index_operands
-        body_axes = tuple(axis for axis in range(len(grid)) if axis not in mapping.vmapped_dims)
-        machine = _machine(params["compiler_params"], len(grid), body_axes)
+        body_axes = tuple(axis for axis in range(len(mapping.grid)) if axis not in mapping.vmapped_dims)
+        machine = _machine(params["compiler_params"], len(mapping.grid), body_axes)
+        grid = tuple(
+            _most_steps(mapping, axis, pads=machine[-1]) if axis in computed else int(size)
+            for axis, size in enumerate(mapping.grid)
+        )
         cut = tuple(Blocks.of(blocks, grid, pads=machine[-1]) for blocks in mapping.block_mappings)
         inputs, outputs = cut[: mapping.num_inputs], cut[mapping.num_inputs :]
         aliases = {}
@@ -120,10 +136,14 @@ class _Kernel:
             raise UnreadableKernel("a result in an operand's memory without compiler_params, perhaps written in place")
         scratch = tuple(memory_of(getattr(aval, "inner_aval", aval)) for aval in mapping.scratch_avals)
         arrays = scalars, inputs, outputs, aliases, scratch
-        return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, computed=computed)
+        info = getattr(params["jaxpr"], "debug_info", None)
+        name = str(params.get("name") or getattr(info, "func_name", "kernel"))
+        return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, name=name, computed=computed)
 
-    def guessed(self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: bool) -> "_Kernel":
-        """Return the kernel with arrays cut by steps, and perhaps new scratch for each step."""
+    def guessed(
+        self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: int = -1, rewrites: bool = False
+    ) -> "_Kernel":
+        """Return the kernel with arrays cut by steps, and other guesses."""
         inputs, outputs = list(self.inputs), list(self.outputs)
         for (kind, number), cut in cuts.items():
             side = outputs if kind == "result" else inputs
@@ -135,10 +155,14 @@ class _Kernel:
                 raise UnreadableKernel(f"{kind} {number} cannot be cut along the grid axes of {cut}")
             if kind == "result" and number in self.aliases:
                 inputs[self.aliases[number]] = side[number]
-        return replace(self, inputs=tuple(inputs), outputs=tuple(outputs), new_scratch=new_scratch)
+        sides = {"inputs": tuple(inputs), "outputs": tuple(outputs)}
+        return replace(self, **sides, new_scratch=new_scratch, rewrites=rewrites)
 
     def check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):
+            is_computed = any(component.moves and component.axis is None for component in blocks.components)
+            if self.written and not (self.copies and (self.may_revisit(k) or not is_computed)):
+                raise UnreadableKernel(f"result {k}: no order of the steps shows what is written")
             for axis in [axis for axis, size in enumerate(self.grid) if size > 1 and axis not in blocks.axes]:
                 if axis < blocks.level:
                     raise UnreadableKernel(f"result {k}: the steps of grid axis {axis} come back to blocks left before")
@@ -151,27 +175,49 @@ class _Kernel:
         bounds, operands = operands[: len(self.computed)], operands[len(self.computed) :]
         lengths: list[Any] = list(self.grid)
         for axis, bound in zip(self.computed, bounds, strict=True):
-            lengths[axis] = within(bound, self.grid[axis] + 1)
-        return replace(self, lengths=tuple(lengths))._run(list(operands[: self.scalars]), operands[self.scalars :])
+            if self.written is None:
+                lengths[axis] = within(bound, self.grid[axis] + 1, self.name)
+            else:
+                length = lax.convert_element_type(bound, jnp.int32)
+                lengths[axis] = lax.clamp(np.int32(0), length, np.int32(self.grid[axis]))
+        scalars = [Ref(scalar, operand=True) for scalar in operands[: self.scalars]]
+        return replace(self, lengths=tuple(lengths))._run(scalars, operands[self.scalars :])
 
-    def _run(self, scalars: list[Any], operands: Sequence[Any]) -> list[Any]:
+    def _run(self, scalars: list[Ref], operands: Sequence[Any]) -> list[Any]:
         arrays = [padded(array, blocks.shape) for array, blocks in zip(operands, self.inputs, strict=True)]
         results = [
-            arrays[self.aliases[k]] if k in self.aliases else uninitialized(blocks.shape, blocks.dtype)
+            arrays[self.aliases[k]] if k in self.aliases else self._unwritten(blocks.shape, blocks.dtype).content()
             for k, blocks in enumerate(self.outputs)
         ]
         # an aliased operand is read in the memory of its result
-        inputs = [None if k in self.aliases.values() else array for k, array in enumerate(arrays)]
+        aliased = {operand for result, operand in self.aliases.items() if not self.revisits(result)}
+        inputs = [None if k in aliased else array for k, array in enumerate(arrays)]
         results = self._inside(-1, inputs, _State(results, self._fresh()), [], scalars).results
         return [
             array if blocks.shape == blocks.unpadded else lax.slice(array, [0] * array.ndim, blocks.unpadded)
             for array, blocks in zip(results, self.outputs, strict=True)
         ]
 
+    def _unwritten(self, shape: tuple[int, ...], dtype: Any, private: bool = True, *rest: Any) -> Ref:
+        """Return a result's new memory: zeros if no output depends on it."""
+        if self.written:
+            return Ref(lax.full(shape, 0, dtype), private=private)
+        return Ref.fresh(shape, dtype, private, *rest)
+
     def _fresh(self) -> list[Ref]:
         return [Ref.fresh(shape, dtype) for shape, dtype in self.scratch if dtype is not None]
 
-    def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
+    def may_revisit(self, result: int) -> bool:
+        """True if a step may have the computed block of the step before."""
+        blocks = self.outputs[result]
+        in_order = blocks.level >= 0 and self.sequential[blocks.level] and not self.works_in_place(result)
+        is_computed = in_order and bool(blocks.computed_dims(blocks.level)) and blocks.along(blocks.level) is None
+        return is_computed and not any(self._shares(result, axis) for axis in range(len(self.grid)))
+
+    def revisits(self, result: int) -> bool:
+        return self.may_revisit(result) and not self.rewrites
+
+    def _inside(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
         """Read blocks of one outer step, run the inner axes, write blocks."""
         parts = [
             array if array is None else _part(blocks, array, self._starts(blocks, axis, ids, scalars))
@@ -179,25 +225,79 @@ class _Kernel:
         ]
         starts = [self._starts(blocks, axis, ids, scalars) for blocks in self.outputs]
         outer = [_part(blocks, *pair) for blocks, *pair in zip(self.outputs, state.results, starts, strict=True)]
-        inner = list(outer)
+        revisited = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis and self.revisits(k)]
+        for k in revisited:
+            if k in self.aliases:  # loaded before or after an earlier step's store
+                parts[self.aliases[k]] = or_old(parts[self.aliases[k]], outer[k])
+        run = self._revisit if revisited else self._visit
+        inner = run(axis, parts, _State(outer, state.scratch), ids, scalars)
+        results = [_put(array, *pair) for array, *pair in zip(state.results, inner.results, starts, strict=True)]
+        return _State(results, inner.scratch)
+
+    def _revisit(self, axis: int, parts: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
+        """Run a step: the first one, one with another block than the step before, or one with the same block."""
+        index, number = ids[axis], len(self.outputs)
+        maps = {str(b.index_map): b for k, b in enumerate(self.outputs) if b.level == axis and self.revisits(k)}
+        if len(maps) > 1:
+            raise UnreadableKernel("results with different computed blocks, which may stay in place")
+        (blocks,) = maps.values()
+        later = index if is_constant(index) else lax.max(index, np.int32(1))
+        dims, initial = tuple(blocks.computed_dims(axis)), [*state.results, *state.scratch]
+        ends: list[list[Any]] = []
+
+        def visit(step: Any, stays: bool | None) -> Callable[..., Any]:
+            visit = None if stays is None else Visit(blocks.index_map, dims, axis, stays)
+            numbers = self.numbers.get(axis, range(self.grid[axis]))
+            numbers = {**self.numbers, axis: range(max(numbers.start, 1), numbers.stop)}
+            kernel = replace(self, visit=visit, numbers=numbers)
+
+            def run(*contents: Any) -> list[Any]:
+                memory = list(map(_as_memory, contents, initial))
+                before = _State(memory[:number], memory[number:])
+                after = kernel._visit(axis, parts, before, [*ids[:axis], step], scalars)
+                ends.append([*after.results, *after.scratch])
+                return list(map(_value, ends[-1]))
+
+            return run
+
+        first, other, same = visit(np.int32(0), None), visit(later, False), visit(later, True)
+        contents = list(map(_value, initial))
+        if is_constant(index) and int(index) == 0:
+            values = first(*contents)
+        else:
+            steps = (later, lax.sub(jnp.asarray(later, jnp.int32), np.int32(1)))
+            now, before = (self._indices(blocks, [*ids[:axis], step], scalars) for step in steps)
+            equal = [lax.convert_element_type(lax.eq(now[dim], before[dim]), jnp.int32) for dim in dims]
+            stays = reduce(lax.mul, equal)
+            if is_constant(index):
+                values = lax.switch(stays, [other, same], *contents)
+            else:
+                stays = lax.mul(lax.add(stays, np.int32(1)), lax.min(index, np.int32(1)))
+                values = lax.switch(stays, [first, other, same], *contents)
+        memory = list(map(_joined, values, *ends))
+        return _State(memory[:number], memory[number:])
+
+    def _visit(self, axis: int, parts: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
+        """Run the inner axes with the blocks that this axis completes."""
+        parts, inner, outer = list(parts), list(state.results), state.results
         complete = [k for k, blocks in enumerate(self.outputs) if blocks.level == axis]
         for k in complete:
             part = lax.squeeze(outer[k], self.outputs[k].squeezed)
             # a Triton program's threads load and store without order among themselves
             is_private = not (self.in_place or any(self._shares(k, axis) for axis in range(len(self.grid))))
-            if k in self.aliases and not self.works_in_place(k):
+            if k in self.aliases and not self.works_in_place(k) and not self.revisits(k):
                 parts[self.aliases[k]] = outer[k]
-            if k in self.aliases and self.works_in_place(k):
+            if (k in self.aliases and self.works_in_place(k)) or (self.revisits(k) and self.visit and self.visit.stays):
                 inner[k] = Ref(part, private=is_private)
             else:
                 like = part if k in self.aliases else None
-                inner[k] = Ref.fresh(part.shape, part.dtype, is_private, like)
+                assumed = VISITS if self.may_revisit(k) and self.rewrites else ""
+                inner[k] = self._unwritten(part.shape, part.dtype, is_private, like, assumed)
         steps = self._loop if axis + 1 < len(self.grid) else self._body
         inner_state = steps(axis + 1, parts, _State(inner, state.scratch), ids, scalars)
         results = list(inner_state.results)
         for k in complete:
             results[k] = lax.expand_dims(results[k].content(), self.outputs[k].squeezed)
-        results = [_put(array, *pair) for array, *pair in zip(state.results, results, starts, strict=True)]
         return _State(results, inner_state.scratch)
 
     def works_in_place(self, result: int) -> bool:
@@ -210,22 +310,23 @@ class _Kernel:
         """True if parallel steps along a grid axis may share a block of a result."""
         return self.grid[axis] > 1 and not self.sequential[axis] and self.outputs[result].along(axis) is None
 
-    def _loop(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
+    def _loop(self, axis: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
         size = self.grid[axis]
 
-        def step(index: Any, inputs: list[Any], state: _State) -> _State:
-            last = run(index, inputs, state)
+        def step(index: Any, inputs: list[Any], state: _State, numbers: range | None = None) -> _State:
+            kernel = self if numbers is None else replace(self, numbers={**self.numbers, axis: numbers})
+            last = run(kernel, index, inputs, state)
             if axis not in self.computed:
                 return last
             runs = lax.lt(jnp.asarray(index, jnp.int32), lax.convert_element_type(self.lengths[axis], jnp.int32))
             results = [_chosen(runs, *pair) for pair in zip(last.results, state.results, strict=True)]
             return _State(results, [_chosen(runs, *pair) for pair in zip(last.scratch, state.scratch, strict=True)])
 
-        def run(index: Any, inputs: list[Any], state: _State) -> _State:
-            if self.sequential[axis] and not self.new_scratch:
-                return self._inside(axis, inputs, state, [*ids, index], scalars)
+        def run(kernel: _Kernel, index: Any, inputs: list[Any], state: _State) -> _State:
+            if self.sequential[axis] and axis > self.new_scratch:
+                return kernel._inside(axis, inputs, state, [*ids, index], scalars)
             fresh = _State(state.results, self._fresh())
-            return _State(self._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
+            return _State(kernel._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
 
         pairs = [(blocks, blocks.along(axis)) for blocks in (*self.inputs, *self.outputs)]
         block_sizes = {dim: blocks.components[dim].block for blocks, dim in pairs if dim is not None}
@@ -233,42 +334,54 @@ class _Kernel:
             return step(np.int32(0), inputs, state)
         # lanes are usually rows: an unrolled step has a known block of them, but finds no later step's stores
         in_any_order = any(self._shares(k, axis) for k in range(len(self.outputs)))
-        if size <= MAX_UNROLLED and not in_any_order and (block_sizes.get(0, 1) > 1 or self._carries_over(axis)):
-            return self._unrolled(axis, step, inputs, state)
-        return self._scanned(axis, step, inputs, state)
+        carries_over = not in_any_order and self._carries_over(axis)
+        if size <= MAX_UNROLLED and (carries_over or (block_sizes.get(0, 1) > 1 and not in_any_order)):
+            return self._in_turns(axis, step, inputs, state, [range(k, k + 1) for k in range(size)])
+        if carries_over:  # the first step often begins what the last one completes
+            turns = [range(1), range(1, size - 1), range(size - 1, size)]
+            return self._in_turns(axis, step, inputs, state, turns)
+        return self._scanned(axis, step, inputs, state, range(size))
 
     def _carries_over(self, axis: int) -> bool:
         stays = any(axis > blocks.level for blocks in self.outputs)
         innermost = max((k for k, size in enumerate(self.grid) if size > 1), default=-1) == axis
-        has_scratch = any(dtype is not None for _, dtype in self.scratch) and not self.new_scratch
+        has_scratch = any(dtype is not None for _, dtype in self.scratch) and axis > self.new_scratch
         return self.grid[axis] > 1 and self.sequential[axis] and (stays or (has_scratch and innermost))
 
-    def _unrolled(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        size, steps = self.grid[axis], []
+    def _in_turns(
+        self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State, turns: Sequence[range]
+    ) -> _State:
+        """Run ranges of steps one after the other, and ranges of one step by its number."""
+        size, ends = self.grid[axis], []
         dims = [blocks.along(axis) for blocks in self.outputs]
-        for k in range(size):
-            parts = [
-                _cut(array, blocks.along(axis), k, size) for array, blocks in zip(inputs, self.inputs, strict=True)
-            ]
-            blocks = [_cut(array, dim, k, size) for array, dim in zip(state.results, dims, strict=True)]
-            after_step = step(np.int32(k), parts, _State(blocks, state.scratch))
-            steps.append(after_step.results)
-            pairs = zip(state.results, after_step.results, dims, strict=True)
-            state = _State([new if dim is None else old for old, new, dim in pairs], after_step.scratch)
+        for turn in turns:
+            pairs = zip(inputs, self.inputs, strict=True)
+            parts = [_cut(array, blocks.along(axis), turn, size) for array, blocks in pairs]
+            blocks = [_cut(array, dim, turn, size) for array, dim in zip(state.results, dims, strict=True)]
+            before = _State(blocks, state.scratch)
+            is_single = len(turn) == 1
+            after = (
+                step(np.int32(turn[0]), parts, before) if is_single else self._scanned(axis, step, parts, before, turn)
+            )
+            ends.append(after.results)
+            ended = zip(state.results, after.results, dims, strict=True)
+            state = _State([new if dim is None else old for old, new, dim in ended], after.scratch)
         results = [
-            state.results[k] if dim is None else lax.concatenate([blocks[k] for blocks in steps], dim)
+            state.results[k] if dim is None else lax.concatenate([blocks[k] for blocks in ends], dim)
             for k, dim in enumerate(dims)
         ]
         return _State(results, state.scratch)
 
-    def _scanned(self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State) -> _State:
-        size = self.grid[axis]
+    def _scanned(
+        self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State, numbers: range
+    ) -> _State:
+        size = len(numbers)
         dims = [{k: blocks.along(axis) for k, blocks in enumerate(side)} for side in (self.inputs, self.outputs)]
         covered = {k: dim for k, dim in dims[0].items() if dim is not None and inputs[k] is not None}
         stacked = {k: dim for k, dim in dims[1].items() if dim is not None}
         carried = [k for k in range(len(self.outputs)) if k not in stacked]
         xs = (
-            jnp.arange(size, dtype=jnp.int32),
+            jnp.arange(numbers.start, numbers.stop, dtype=jnp.int32),
             [_split(inputs[k], dim, size) for k, dim in covered.items()],
             [_split(state.results[k], dim, size) for k, dim in stacked.items()],
         )
@@ -284,7 +397,7 @@ class _Kernel:
                 results[k] = lax.expand_dims(part, [dim]) if part.ndim < len(self.outputs[k].shape) else part
             memory = [_as_memory(value, like) for value, like in zip(carry, initial, strict=True)]
             results = _replaced(results, carried, memory)
-            last = step(index, operands, _State(results, memory[len(carried) :]))
+            last = step(index, operands, _State(results, memory[len(carried) :]), numbers)
             carries.append([*(last.results[k] for k in carried), *last.scratch])
             ys = [
                 lax.squeeze(last.results[k], [dim]) if self.outputs[k].components[dim].block == 1 else last.results[k]
@@ -301,13 +414,15 @@ class _Kernel:
             results[k] = lax.reshape(array, state.results[k].shape) if array.ndim > state.results[k].ndim else array
         return _State(results, final[len(carried) :])
 
-    def _body(self, _: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Any]) -> _State:
+    def _body(self, _: int, inputs: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
         # new references for this step: other steps may start from the same state
         outputs = []
         for k, (blocks, ref) in enumerate(zip(self.outputs, state.results, strict=True)):
             part = step_part(blocks, self.body_axes, ("result", k))
-            outputs.append(Ref(ref.value, ref.holes, ref.private, part, copies_only=self._copies_only(k)))
-        scratch = [Ref(ref.value, ref.holes, assumed_new=self.new_scratch) for ref in state.scratch]
+            flags = {"copies_only": self._copies_only(k), "assumed": ref.assumed}
+            outputs.append(Ref(ref.value, ref.holes, ref.private, part, **flags))
+        assumed = SCRATCH if self.new_scratch >= 0 else ""
+        scratch = [Ref(ref.value, ref.holes, assumed=assumed) for ref in state.scratch]
         results = {operand: result for result, operand in self.aliases.items()}
         refs = []
         for k, (blocks, part) in enumerate(zip(self.inputs, inputs, strict=True)):
@@ -320,17 +435,20 @@ class _Kernel:
         memory = iter(scratch)
         scratch_args = [memory_for(kind) if kind[1] is None else next(memory) for kind in self.scratch]
         copies = Copies() if self.copies else None
-        scalar_args = [Ref(scalar, operand=True) for scalar in scalars]
-        run_body(self.jaxpr, [*scalar_args, *refs, *outputs, *scratch_args], numbers, lengths, copies)
+        args = [*scalars, *refs, *outputs, *scratch_args]
+        domains = [(ids[axis], values) for axis, values in self.numbers.items()]
+        run_body(self.jaxpr, args, numbers, lengths, copies, self.visit and self.visit.of(ids, scalars), domains)
         return _State(outputs, scratch)
 
-    def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Any]) -> dict[int, Any]:
+    def _indices(self, blocks: Blocks, ids: list[Any], scalars: list[Ref]) -> list[Any]:
+        steps = [*ids, *[np.int32(0)] * (len(self.grid) - len(ids))]
+        return run_body(blocks.index_map, [*steps, *scalars], steps, self.lengths)
+
+    def _starts(self, blocks: Blocks, axis: int, ids: list[Any], scalars: list[Ref]) -> dict[int, Any]:
         dims = blocks.computed_dims(axis)
         if not dims:
             return {}
-        steps = [*ids, *[np.int32(0)] * (len(self.grid) - len(ids))]
-        indices = run_body(blocks.index_map, [*steps, *map(Ref, scalars)], steps, self.lengths)
-        starts = {}
+        indices, starts = self._indices(blocks, ids, scalars), {}
         for dim in dims:
             block, full = blocks.components[dim].block, blocks.shape[dim]
             if full % block:
@@ -341,15 +459,18 @@ class _Kernel:
         return starts
 
 
-def _most_steps(mapping: Any, axis: int) -> int:
-    """Return the fewest blocks along a grid axis; raises UnreadableKernel without any."""
+def _most_steps(mapping: Any, axis: int, pads: bool) -> int:
+    """Return the fewest blocks, or prefetched numbers of blocks, along a grid axis; raises UnreadableKernel."""
     counts = []
     for blocks in mapping.block_mappings:
         index_map = blocks.index_map_jaxpr.jaxpr
+        for eqn in index_map.eqns:
+            if eqn.primitive.name == "get" and eqn.invars[1:] == [index_map.invars[axis]]:
+                counts.append(int(eqn.invars[0].aval.shape[0]))
         for out, full, block in zip(index_map.outvars, blocks.array_aval.shape, blocks.block_shape, strict=True):
             size = 1 if type(block).__name__ == "Squeezed" or block is None else getattr(block, "block_size", block)
-            if out is index_map.invars[axis] and isinstance(size, int) and full % size == 0:
-                counts.append(int(full) // size)
+            if out is index_map.invars[axis] and isinstance(size, int) and (pads or full % size == 0):
+                counts.append(-(-int(full) // size))
     if not counts:
         raise UnreadableKernel(f"a grid whose size is computed, and no array has a block for each step: {mapping.grid}")
     return min(counts)
@@ -357,7 +478,8 @@ def _most_steps(mapping: Any, axis: int) -> int:
 
 def _chosen(runs: Any, new: Any, old: Any) -> Any:
     if isinstance(old, Ref):
-        return Ref(jnp.where(runs, new.value, old.value), union(new.holes, old.holes), new.private and old.private)
+        holes = union(new.holes, old.holes)
+        return Ref(jnp.where(runs, new.value, old.value), holes, new.private and old.private, assumed=old.assumed)
     return jnp.where(runs, new, old)
 
 
@@ -378,7 +500,14 @@ def _value(memory: Any) -> Any:
 
 
 def _as_memory(value: Any, like: Any) -> Any:
-    return Ref(value, like.holes, like.private) if isinstance(like, Ref) else value
+    return Ref(value, like.holes, like.private, assumed=like.assumed) if isinstance(like, Ref) else value
+
+
+def _joined(value: Any, *memories: Any) -> Any:
+    """Return memory with the places unwritten at any of several ends."""
+    if isinstance(memories[0], Ref):
+        memories[0].holes = union(*(memory.holes for memory in memories))
+    return _as_memory(value, memories[0])
 
 
 def _replaced(arrays: Sequence[Any], indices: Sequence[int], new: Sequence[Any]) -> list[Any]:
@@ -405,11 +534,11 @@ def _all_starts(array: Any, starts: dict[int, Any]) -> list[Any]:
     return [starts.get(dim, np.int32(0)) for dim in range(array.ndim)]
 
 
-def _cut(array: Any, dim: int | None, k: int, size: int) -> Any:
+def _cut(array: Any, dim: int | None, steps: range, size: int) -> Any:
     if array is None or dim is None:
         return array
     block = array.shape[dim] // size
-    return lax.slice_in_dim(array, k * block, (k + 1) * block, axis=dim)
+    return lax.slice_in_dim(array, steps.start * block, steps.stop * block, axis=dim)
 
 
 def _split(array: Any, dim: int, size: int) -> Any:

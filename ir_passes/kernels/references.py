@@ -9,7 +9,7 @@ import numpy as np
 from jax import lax
 
 from ir_passes.kernels import index_terms
-from ir_passes.kernels.blocks import SCRATCH, BlockGuessFailed, StepPart
+from ir_passes.kernels.blocks import BlockGuessFailed, StepPart
 from ir_passes.kernels.copies import Key, Semaphores
 from ir_passes.kernels.memory import UnreadableKernel, or_old, uninitialized
 from ir_passes.kernels.places import Places, is_static, read_at, write_at
@@ -25,17 +25,17 @@ class Ref:
             new to the kernel has unknown content.
         part: if the kernel indexes the whole array.
         copies_only: True if only copies write to it.
-        assumed_new: unwritten in each step by assumption, because every step writes before it reads.
+        assumed: the guess that every step writes this memory before it reads it, or "".
         operand: True for an unwritten operand, without an aliased result.
         written: written places with computed indices.
     """
 
     def __init__(
         self, value: Any, holes: np.ndarray | None = None, private: bool = True, part: StepPart | None = None,
-        *, copies_only: bool = False, assumed_new: bool = False, operand: bool = False,
+        *, copies_only: bool = False, assumed: str = "", operand: bool = False,
     ):  # fmt: skip
         self._value, self.holes, self.private, self.part = value, holes, private, part
-        self.copies_only, self.assumed_new, self.operand = copies_only, assumed_new, operand
+        self.copies_only, self.assumed, self.operand = copies_only, assumed, operand
         self._pieces: list[tuple[Places, Any]] = []
         self.written: set[Key] = set()
 
@@ -51,9 +51,12 @@ class Ref:
         self._value, self._pieces = value, []
 
     @classmethod
-    def fresh(cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None) -> "Ref":
+    def fresh(
+        cls, shape: tuple[int, ...], dtype: Any, private: bool = True, like: Any = None, assumed: str = ""
+    ) -> "Ref":
         """Return unwritten memory, stored as `like` or as zeros."""
-        return cls(lax.full(shape, 0, dtype) if like is None else like, np.ones(shape, bool), private)
+        value = lax.full(shape, 0, dtype) if like is None else like
+        return cls(value, np.ones(shape, bool), private, assumed=assumed)
 
     @property
     def shape(self) -> tuple[int, ...]:
@@ -64,6 +67,9 @@ class Ref:
         return self.holes is not None and bool(self.holes.any())
 
     def content(self) -> Any:
+        """Return the content; anything if a part is unwritten."""
+        if self.has_holes and self.assumed:
+            raise BlockGuessFailed(self.assumed)
         return uninitialized(self._value.shape, self._value.dtype) if self.has_holes else self.value
 
     def load(self, places: Places, key: Key | None = None) -> Any:
@@ -71,8 +77,8 @@ class Ref:
         is_known = self.private or self.holes is None
         if is_known and (self._is_written(key) or not self._open(places)):
             return read_at(self.value, places)
-        if self.assumed_new:
-            raise BlockGuessFailed(SCRATCH)
+        if self.assumed:
+            raise BlockGuessFailed(self.assumed)
         elements = read_at(self._value, places)
         return uninitialized(elements.shape, elements.dtype)
 

@@ -65,6 +65,15 @@ def noted_kernels(kernels: ReadKernels) -> Iterator[Statement]:
         yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
 
 
+def assumed_grids(kernels: ReadKernels) -> Iterator[Statement]:
+    """Yield the assumptions about each kernel with a declared grid."""
+    for eqn, written in kernels.declared:
+        place = f"{exact_name(eqn)}, called at {ir.source_of(eqn)}"
+        yield Assumption.COMPUTED_GRID.statement(place)
+        if written:
+            yield Assumption.WRITTEN_RESULTS.statement(place)
+
+
 def assumed_calls(declared: Mapping[str, Sequence[ir.JaxprEqn]], opaque: Mapping[str, Opaque]) -> Iterator[Statement]:
     """Yield the assumption for each declared call."""
     for name, calls in declared.items():

@@ -31,7 +31,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.tracing import FunctionSignature, trace_function
 from ir_passes.kernels import ReadKernels
 from ir_passes.proof import advice, packed_layout, refusals
-from ir_passes.proof.assumed import assumed_calls, assumed_of, dimensions_not_proved, noted_kernels
+from ir_passes.proof.assumed import assumed_calls, assumed_grids, assumed_of, dimensions_not_proved, noted_kernels
 from ir_passes.proof.concerned import concerned
 from ir_passes.proof.dims import dim_violations
 from ir_passes.proof.numbering import Leaf
@@ -100,7 +100,7 @@ def prove_jaxpr(program: ir.ClosedJaxpr, bound: BoundContract) -> Proof:
     """Prove a traced program; raises like `prove_isolation`."""
     start = time.perf_counter()
     try:
-        kernels = opaque_calls.undeclared(program, bound.opaque)
+        kernels = opaque_calls.undeclared(program, bound)
         proved = _prove(flatten(kernels.program), kernels, bound)
     except (ContractError, IsolationError):
         raise
@@ -145,6 +145,7 @@ def _prove(flat: ir.ClosedJaxpr, kernels: ReadKernels, bound: BoundContract) -> 
         raise IsolationError(once(violations))
     prover.notes.update([*dimensions_not_proved(bound), *noted_kernels(kernels)])
     assumed = [*prover.assumed, *assumed_calls(prover.declared, bound.opaque), *assumed_of(bound)]
+    assumed += dict.fromkeys(assumed_grids(kernels))
     statements = tuple(claim.statement() for claim in proved), tuple(sorted(assumed)), tuple(sorted(prover.notes))
     return Proof(bound.lanes, len(flat.jaxpr.eqns), *statements, 0.0)
 

@@ -321,7 +321,8 @@ def pool_not_put_together(split: Sequence[str]) -> RefusalText:
 UNINITIALIZED = RefusalText(
     "memory reaches this before anything is written to it; it holds what was there, as another lane's",
     "use jnp.zeros; write all of a kernel's block or scratch before it is read or handed out; where a kernel keeps "
-    "what was in a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams()",
+    "what was in a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams(); if no output "
+    "depends on it, as under a mask, declare the kernel: ComputedGrid(written=True)",
     ViolationKind.UNINITIALIZED,
 )
 FOREIGN_MEMORY = RefusalText(
@@ -331,11 +332,14 @@ FOREIGN_MEMORY = RefusalText(
 )
 
 
-def kernel_index(bound: int, span: tuple[int, int] | None) -> RefusalText:
-    """Return the refusal of a kernel's index with these bounds, if any."""
+def kernel_index(bound: int, span: tuple[int, int] | None, kernel: str = "") -> RefusalText:
+    """Return the refusal of a kernel's index, or of the computed length of its grid, with these bounds, if any."""
     span_text = "nothing is known of it" if span is None else f"it is in {[*span]}"
     remedy = "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step"
-    return RefusalText(f"an index of a kernel is not shown to be in [0, {bound}): {span_text}", remedy, BOUNDS)
+    if kernel:
+        remedy = f"bound it, as by jnp.clip, or declare it: LaneContract(..., opaque={{{kernel!r}: ComputedGrid()}})"
+    subject = "the computed length of a kernel's grid" if kernel else "an index of a kernel"
+    return RefusalText(f"{subject} is not shown to be in [0, {bound}): {span_text}", remedy, BOUNDS)
 
 
 # operations along axes

@@ -36,7 +36,8 @@ def plan(
         TargetError: unknown target or missing compiler, or arguments on other devices.
     """
     args = args if target is None else as_target(target).place(args)
-    scratch = None if contract is None else declared_scratch(contract.opaque, contract.bind(fn, args).lanes)
+    bound = None if contract is None else contract.bind(fn, args)
+    scratch = None if bound is None else declared_scratch(bound.opaque, bound.lanes)
     planned = plan_liveness(liveness(fn, args), opaque_scratch=scratch)
     verify_plan(planned.jaxpr, planned, opaque_scratch=scratch)
     return planned

@@ -141,9 +141,25 @@ def _selected_rows(site: Site, rows: LaneRows, access: Access) -> Owner:
             return replace(rows, axis=index_axis, inner=rows.inner * index.fact.div, unreduced=())
         if isinstance(index.fact, Permuted) and access.index_axes:
             return permuted(site, moved(rows, access.index_axes[0]), index.fact.order, index.fact.div)
+    block = _block_of_rows(site, rows, access, axis)
+    if block is not None:
+        return block
     if isinstance(index.owner, Mixed) and index.fact is None:
         return index.owner  # the fault is at the index
     return site.mixed(*refusals.PICKED_LANES(axis=axis))
+
+
+def _block_of_rows(site: Site, rows: LaneRows, access: Access, dim: int) -> LaneRows | None:
+    """Return the owner of a block of rows at a shared start, or None.
+
+    The symbol stands for rows at this start: a block read there is written back there, and nowhere else.
+    """
+    index = access.columns[dim]
+    is_plain = rows.order is None and not (rows.split or rows.packed or rows.unreduced)
+    if not is_plain or not access.scalar or dim not in access.window or not isinstance(index.owner, Common):
+        return None
+    number = site.prover.number(("block", rows.inner, rows.start, access.sizes[dim]), index.number)
+    return LaneRows(access.window[dim], split=(Symbol(number, access.full[dim]),))
 
 
 @rule("scatter", reads=f"{_READS} update_jaxpr", ignores=_IGNORES, accepts={"mode": MODES, "update_consts": ((),)})
@@ -239,6 +255,11 @@ def _updates_owner(site: Site, operand: Owner, updates: Value, access: Access) -
         return by_lane
     if not isinstance(owner, LaneRows | PoolRows):
         return owner
+    for dim in access.columns if isinstance(owner, LaneRows) and owner.split else ():
+        inner, rest = divmod(access.full[dim], site.prover.bound.lanes)
+        rows = operand if isinstance(operand, LaneRows) else LaneRows(dim, max(inner, 1))
+        if rows.axis == dim and not rest and owner == _block_of_rows(site, rows, access, dim):
+            return rows
     for dim, window_axis in (*access.paired.items(), *access.window.items()):
         if window_axis == owner.axis:
             if dim in access.paired or access.whole(dim):

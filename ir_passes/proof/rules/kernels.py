@@ -34,11 +34,11 @@ def or_old(site: Site, new: Value, old: Value) -> list[Value]:
     return [new if new.number == old.number else Value(site.join(new.owner, old.owner))]
 
 
-@rule("kernel_index", reads="bound")
+@rule("kernel_index", reads="bound", ignores="kernel")
 def kernel_index(site: Site, index: Value) -> list[Value]:
     """Check that an index of a kernel is in bounds: no operation clamps it."""
     bound = site.params["bound"]
     span = index.range
     if span is None or span[0] < 0 or span[1] >= bound:
-        site.report(*refusals.kernel_index(bound, span))
+        site.report(*refusals.kernel_index(bound, span, site.params["kernel"]))
     return [index]

@@ -1,15 +1,16 @@
 """Opaque calls by their declarations: kernels, callbacks and custom calls."""
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.contract.contract import Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
+from ir_passes.contract.contract import BoundContract, Lane, Opaque, Packed, PageTable, Pool, Shared, SlotMap
 from ir_passes.contract.declared import declaration_of, opaque_of
 from ir_passes.contract.opaque import donors, fits, lengths_of, maps_of
-from ir_passes.contract.opaque_names import same_body
+from ir_passes.contract.opaque_names import declared_name, exact_name, same_body
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.kernels import ReadKernels, read_kernels
+from ir_passes.kernels.memory import UnreadableKernel
 from ir_passes.proof import owners, refusals
 from ir_passes.proof.assumed import note_callback
 from ir_passes.proof.concerned import describe
@@ -54,14 +55,21 @@ def _check_one_body(site: Site, name: str) -> None:
         calls.append(site.eqn)
 
 
-def undeclared(program: ir.ClosedJaxpr, opaque: Mapping[str, Opaque]) -> ReadKernels:
+def undeclared(program: ir.ClosedJaxpr, bound: BoundContract) -> ReadKernels:
     """Read kernels that are not declared nor inside declared functions."""
+    first: dict[str, str] = {}
 
     def is_declared(eqn: ir.JaxprEqn) -> bool:
         is_opaque = eqn.primitive.name in primitives.OPAQUE
-        return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, opaque)))
+        return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, bound.opaque)))
 
-    return read_kernels(program, keep=is_declared)
+    def is_written(eqn: ir.JaxprEqn) -> bool | None:
+        name = declared_name(eqn, bound.grids)
+        if name is not None and first.setdefault(name, exact_name(eqn)) != exact_name(eqn):
+            raise UnreadableKernel(f"{name!r} is declared as one kernel and names {first[name]} and {exact_name(eqn)}")
+        return None if name is None else bound.grids[name].written
+
+    return read_kernels(program, keep=is_declared, is_written=is_written)
 
 
 @dataclass(frozen=True)

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 
+from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import CUMULATIVE, REDUCTIONS
 from ir_passes.proof import refusals
@@ -12,7 +13,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.shapes import reshaped_value
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import reveals_places
-from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Value
+from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Range, Value
 
 _PICKS = ("reduce_max", "reduce_min", "reduce_and", "reduce_or")
 
@@ -64,7 +65,19 @@ def running(site: Site, x: Value) -> list[Value]:
     stays_bounded = site.name in ("cummax", "cummin") or (
         site.name == "cumprod" and x.range in ((0, 0), (0, 1), (1, 1))
     )
-    return [Value(owner, range=x.range if stays_bounded else None)]
+    bounds = _counted(site) if site.name == "cumsum" else None
+    return [Value(owner, range=x.range if stays_bounded else bounds)]
+
+
+def _counted(site: Site) -> Range | None:
+    """Return bounds of running sums of zeros with ones added, as in `jnp.repeat`."""
+    eqn = site.maker(site.eqn.invars[0])
+    if eqn is None or eqn.primitive.name != "scatter-add" or eqn.params["unique_indices"]:
+        return None
+    zeros, _, ones = (site.prover.read(site.env, atom) for atom in eqn.invars)
+    count = math.prod(ir.shape_of(eqn.invars[2]))
+    is_count = zeros.range == (0, 0) and ones.range == (1, 1) and fits(site.eqn.outvars[0].aval, count)
+    return (0, count) if is_count else None
 
 
 @rule(

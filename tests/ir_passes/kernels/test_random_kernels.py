@@ -8,6 +8,7 @@ import pytest
 from isolation_oracle import leaks
 from random_kernels import aliased, random_kernel
 from random_whole_kernels import random_whole_kernel
+from zoo.kernels.random_blocks import random_block_kernel
 from zoo.program import Program
 
 from ir_passes import IsolationError
@@ -36,7 +37,7 @@ def proved(seed: int, draw: Callable[[int], Program]) -> bool:
 
 
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(100, 2100), marks=pytest.mark.long)], ids=len)
-@pytest.mark.parametrize(("draw", "share"), [(random_kernel, 20), (random_whole_kernel, 50)])
+@pytest.mark.parametrize(("draw", "share"), [(random_kernel, 20), (random_whole_kernel, 50), (random_block_kernel, 20)])
 def test_proved_kernels_keep_lanes_apart(draw: Callable[[int], Program], share: int, seeds: range):
     """Every tenth or so of them is right, of those of whole arrays every twentieth."""
     assert sum(proved(seed, draw) for seed in seeds) >= max(1, len(seeds) // share)

@@ -17,7 +17,7 @@ import jax.numpy as jnp
 import pytest
 
 import ir_passes
-from ir_passes import IsolationError, Lane, LaneContract, Packed, PageTable, Pool, Shared, ViolationKind
+from ir_passes import ComputedGrid, IsolationError, Lane, LaneContract, Packed, PageTable, Pool, Shared, ViolationKind
 from ir_passes.contract.statements import Assumption, Note
 from ir_passes.proof.lane_proof import prove_isolation
 
@@ -72,11 +72,22 @@ def normed(norm: Callable[..., Any], channels: int) -> Use:
     return per_lane(norm, array(LANES, 1, channels), array(channels), array(channels), shared=(1, 2))
 
 
-def grouped() -> Use:
-    """Rows of lanes sorted by expert: how many each has depends on all of them."""
+def grouped(grid: ComputedGrid | None = None, tiles: int = 1, begins: bool = False, **options: Any) -> Use:
+    """Rows of lanes sorted by expert; the host knows how many each has.
 
-    step = lambda rows, experts, sizes: (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE)),)
-    return step, (array(8, SIZE), array(4, SIZE, SIZE), array(4, dtype=jnp.int32)), GROUPED
+    Args:
+        tiles: number along the channels.
+        begins: True if the kernel begins with an array of zeros.
+    """
+
+    def step(rows: Any, experts: Any, sizes: Any) -> Any:
+        zeros = {"existing_out": array(16, SIZE)} if begins else {}
+        return (gmm(rows, experts, sizes, tiling=(8, SIZE, SIZE), **zeros, **options),)
+
+    inner = tiles * SIZE
+    experts = array(4, SIZE, inner) if options.get("transpose_rhs") else array(4, inner, SIZE)
+    contract = replace(GROUPED, opaque={} if grid is None else {"kernel": grid})
+    return step, (array(16, inner), experts, array(4, dtype=jnp.int32)), contract
 
 
 def grouped_on_gpus() -> Use:
@@ -139,12 +150,18 @@ USES: dict[str, Callable[[], Use]] = {
     ),
     "tpu.ragged_paged_attention": mixed_batch,
     "tpu.megablox": grouped,
+    "tpu.megablox, rows of no group": lambda: grouped(ComputedGrid()),
+    "tpu.megablox, existing_out": lambda: grouped(ComputedGrid(), begins=True),
+    "tpu.megablox, declared": lambda: grouped(ComputedGrid(written=True)),
+    "tpu.megablox, transposed": lambda: grouped(ComputedGrid(written=True), 2, transpose_rhs=True),
+    "tpu.megablox, 40 tiles": lambda: grouped(ComputedGrid(), 40, begins=True),
 }  # fmt: skip
 DECLARED = {
     "gpu.ragged_dot_mgpu": "nothing is known of body",
     "tpu.paged_attention": "a store to an operand whose memory no result takes",
     "tpu.ragged_paged_attention": "a semaphore whose index is not shown to be in bounds",
-    "tpu.megablox": "a grid whose size is computed",
+    "tpu.megablox": "the computed length of a kernel's grid",
+    "tpu.megablox, rows of no group": "uninitialized",
 }
 """Kernels that cannot be read or proved, with the reason; users declare them."""
 LEAKS = {"tpu.ragged_paged_attention": "a sequence without positions leaves its pages to the next one"}
@@ -152,7 +169,7 @@ LEAKS = {"tpu.ragged_paged_attention": "a sequence without positions leaves its 
 if jax.__version_info__ < (0, 12):  # its running sums were results, before they were scratch
     DECLARED["tpu.splash_attention"] = "steps of grid axis 1 write one block"
 
-TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.ragged_paged_attention", "tpu.megablox"]
+TYPED = ["gpu.ragged_dot_mgpu", "tpu.paged_attention", "tpu.ragged_paged_attention"]
 """Kernels with their declaration in the error."""
 
 
@@ -188,6 +205,39 @@ def test_the_declaration_of_an_unreadable_kernel_can_be_typed(name: str) -> None
     assert code is not None
     declared = replace(contract, opaque=eval(code[1], dict(vars(ir_passes))))
     assert Assumption.OPAQUE in [statement.id for statement in prove_isolation(step, args, declared).assumed]
+
+
+def test_the_declaration_of_a_computed_grid_can_be_typed() -> None:
+    step, args, contract = USES["tpu.megablox"]()
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, contract)
+    length, unwritten = error.value.violations
+    code = re.search(r"opaque=({.*})\)", length.remedy)
+    assert code is not None and "ComputedGrid(written=True)" in unwritten.remedy
+    declared = eval(code[1], dict(vars(ir_passes)))
+    (name,) = declared
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(step, args, replace(contract, opaque=declared))
+    assert [violation.kind for violation in error.value.violations] == [ViolationKind.UNINITIALIZED]
+    proof = prove_isolation(step, args, replace(contract, opaque={name: ComputedGrid(written=True)}))
+    assert {Assumption.COMPUTED_GRID, Assumption.WRITTEN_RESULTS} <= {statement.id for statement in proof.assumed}
+
+
+OF_OTHERS: dict[str, Callable[..., tuple[Any, ...]]] = {
+    "rows": lambda rows, experts, sizes: (rows[::-1], experts, sizes),
+    "sizes": lambda rows, experts, sizes: (rows, experts, sizes + (rows[:4, 0] > 0)),
+    "experts": lambda rows, experts, sizes: (rows, experts + rows[0, 0], sizes),
+}
+"""Arguments of a grouped product of other lanes."""
+
+
+@pytest.mark.parametrize("changed", OF_OTHERS)
+@pytest.mark.parametrize("name", ["tpu.megablox, declared", "tpu.megablox, existing_out"])
+def test_a_declared_grid_still_refuses_other_lanes(name: str, changed: str) -> None:
+    step, args, contract = USES[name]()
+    with pytest.raises(IsolationError) as error:
+        prove_isolation(lambda *args: step(*OF_OTHERS[changed](*args)), args, contract)
+    assert ViolationKind.CROSS_LANE in {violation.kind for violation in error.value.violations}
 
 
 def test_a_typed_declaration_still_refuses_a_neighbours_pages() -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from jax import Array
+from jax import Array, lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
 from zoo.kernels.read_kernels import Kernel, like
@@ -99,8 +99,88 @@ def draw_rotated(rng: np.random.Generator) -> tuple[Any, ...]:
     return rng.integers(0, VALUE, LANES).astype(np.int32), normal(rng, LANES, VALUE)
 
 
+STEPS, ROWS, HALF = 5, 2, VALUE // 2
+BLOCKS = LaneContract((Shared(), Shared(), Shared(), Lane(), Lane()), (Lane(),))
+
+
+def is_new(blocks: Any) -> Any:
+    """True in a step with another block than the step before."""
+    step = pl.program_id(0)
+    return (step == 0) | (blocks[step] != blocks[jnp.where(step > 0, step - 1, 0)])
+
+
+def only_first(blocks: Any) -> Any:
+    return pl.program_id(0) == 0
+
+
+def blocks_body(
+    begins: Callable[[Any], Any] = is_new,
+    resets: Callable[[], Any] = lambda: pl.program_id(1) == 0,
+    change: Callable[[Any], Any] = lambda total: total,
+) -> Kernel:
+    """Sum over both halves of a block, stored to the rows of the step."""
+
+    def body(blocks: Any, ends: Any, x: Any, old: Any, out: Any, total: Any) -> None:
+        step, half = pl.program_id(0), pl.program_id(1)
+
+        @pl.when(resets())
+        def _() -> None:
+            total[...] = jnp.zeros_like(total)
+
+        @pl.when((half == 0) & begins(blocks))
+        def _() -> None:
+            out[...] = old[...]
+
+        total[...] += change(x[...]) * (step + 1).astype(jnp.float32)
+
+        @pl.when(half == 1)
+        def _() -> None:
+            row = lax.broadcasted_iota(jnp.int32, (ROWS, HALF), 0) + blocks[step] * ROWS
+            out[...] = jnp.where((row >= ends[step]) & (row < ends[step + 1]), total[...], out[...])
+
+    return body
+
+
+def _all_clipped(count: Array, blocks: Array, x: Array) -> tuple[Array, Array]:
+    return jnp.clip(count, 0, STEPS), jnp.clip(blocks, 0, LANES // ROWS - 1)
+
+
+def in_blocks(
+    body: Kernel | None = None,
+    read: Callable[..., Any] = lambda step, half, blocks, ends: (blocks[step], half),
+    written: Callable[..., Any] = lambda step, half, blocks, ends: (blocks[step], 0),
+    numbers: Callable[[Array, Array, Array], tuple[Array, Array]] = _all_clipped,
+    alias: bool = True,
+    order: str = "arbitrary",
+    interpret: Any = True,
+) -> Callable[..., Any]:
+    """Sums of rows in the blocks that the host names; several steps in line may have one block."""
+
+    def step(count: Array, blocks: Array, ends: Array, old: Array, x: Array) -> Any:
+        count, blocks = numbers(count, blocks, x)
+        spec = pl.BlockSpec((ROWS, HALF), written)
+        grid = pltpu.PrefetchScalarGridSpec(
+            num_scalar_prefetch=2, grid=(count, 2), in_specs=[pl.BlockSpec((ROWS, HALF), read), spec], out_specs=spec,
+            scratch_shapes=[pltpu.VMEM((ROWS, HALF), jnp.float32)],
+        )  # fmt: skip
+        call = pl.pallas_call(
+            body or blocks_body(), grid_spec=grid, out_shape=like(old)[0], input_output_aliases={3: 0} if alias else {},
+            compiler_params=pltpu.CompilerParams(dimension_semantics=(order, "arbitrary")), interpret=interpret,
+        )  # fmt: skip
+        return (call(blocks, ends, x, old),)
+
+    return step
+
+
+def draw_blocks(rng: np.random.Generator) -> tuple[Any, ...]:
+    blocks, ends = (np.sort(rng.integers(0, size, STEPS + k)) for k, size in enumerate((LANES // ROWS, LANES + 1)))
+    count = np.int32(rng.integers(1, STEPS + 1))
+    return count, *(x.astype(np.int32) for x in (blocks, ends)), normal(rng, LANES, HALF), normal(rng, LANES, VALUE)
+
+
 PROGRAMS = (
     Program("kernel: a computed number of steps", counted(), COUNTED, draw_counted),
     Program("kernel: blocks beyond the last lane", tiled(), TILED, draw_tiled),
     Program("kernel: rotated rows", rotated(), ROTATED, draw_rotated),
+    Program("kernel: computed blocks", in_blocks(), BLOCKS, draw_blocks),
 )

@@ -1,4 +1,4 @@
-"""The recipes of docs/steps/your-step.md and its second page run as printed, the blocks of the runtime contract in order."""
+"""Recipes of docs/steps run as printed, the blocks of the runtime contract in order."""
 
 import re
 from pathlib import Path

@@ -2,9 +2,9 @@
 
     python scripts/build_wheels.py [FOLDER] [--check] [--emulate]    # default dist/; about five minutes on two cores
 
-Wheels are built from the source archive, with hatchling and zig in a temporary environment. --check installs the wheels
-of this machine into bare environments with their dependencies, and runs the demo, an int8 and a GGUF model. --emulate
-does this with all wheels, the other machine's by QEMU and Debian's Python for it, and needs ten minutes more.
+Wheels are built from the source archive, with hatchling and zig in a temporary environment. --check installs this
+machine's wheels into bare environments, and runs the demo, an int8 and a GGUF model. --emulate does this with all
+wheels, by QEMU and Debian's Python, in ten more minutes.
 """
 
 import argparse

@@ -2,12 +2,11 @@
 
     python scripts/make_golden.py [--output tests/golden] [--seed 0] [name ...]
 
-Needs the extra `oracle`. Each folder holds config.json and safetensors as transformers wrote them, `expected.npz`
-(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; with a multi-token-prediction
-head also its logits after every token but the first) and `provenance.json` (versions and settings). Families without a
-class in transformers have a drawn checkpoint and the results of a float64 forward from tests/reference.
-tests/golden_original has some checkpoints as files of mamba_ssm, which torch writes. Random prompts are tried until no
-step is a near tie and the oracle's rounding noise is small, so that tests can require every token.
+Needs the extra `oracle`. Each folder has config.json and safetensors as transformers wrote them, `expected.npz`
+(prompts, logits of every position, log-probabilities, 32 greedy tokens and their margins; logits of a
+multi-token-prediction head) and `provenance.json` (versions and settings). Families without a class in transformers
+have a random checkpoint and results of a float64 forward from tests/reference. tests/golden_original has files of
+mamba_ssm. Random prompts are tried until no step is a near tie and the oracle's rounding noise is small.
 """
 
 import argparse

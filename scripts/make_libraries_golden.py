@@ -2,10 +2,9 @@
 
     MSLK_PYTHON_ONLY=1 python scripts/make_libraries_golden.py [--output tests]
 
-Needs the extras `oracle` and `gguf`, and also bitsandbytes 0.50, torchao 0.18 and, with `pip install --no-deps`,
-mslk-cuda 1.1, for torchao's four-bit codes. Nothing needs a GPU. Each file of golden_matrices is one matrix as the
-library stores it; `expected.safetensors` has the numbers that the library makes of it. transformers quantises and
-writes the checkpoints, with results as in `make_quantised_golden.py`.
+Needs the extras `oracle` and `gguf`, bitsandbytes 0.50, torchao 0.18 and, with `pip install --no-deps`, mslk-cuda 1.1
+for torchao's four-bit codes; no GPU. Each file of golden_matrices is one stored matrix; `expected.safetensors` has the
+library's numbers. transformers writes the checkpoints, with results as in `make_quantised_golden.py`.
 """
 
 # The libraries are in no extra of this project.

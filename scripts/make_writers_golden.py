@@ -2,11 +2,10 @@
 
     python scripts/make_writers_golden.py [--output tests/golden_quantised]
 
-Needs the extra `oracle`, and also nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9. These require other versions
-of torch and transformers: `pip install --no-deps` into a separate environment. modelopt writes whole checkpoints, by
-its presets and NVIDIA's recipes; GPTQModel and AutoAWQ pack codes in their layers, and write their part of config.json,
-without a calibration. Folders are as in `make_quantised_golden.py`; each library computes the numbers in `expected.npz`
-from its codes.
+Needs the extra `oracle`, nvidia-modelopt 0.47, GPTQModel 7.7 and AutoAWQ 0.2.9, which require other versions of torch
+and transformers: `pip install --no-deps` into a separate environment. modelopt writes whole checkpoints, by its presets
+and NVIDIA's recipes; GPTQModel and AutoAWQ pack codes in their layers, without a calibration. Folders are as in
+`make_quantised_golden.py`; each library computes the numbers in `expected.npz` from its codes.
 """
 
 # The writers are in no extra of this project.

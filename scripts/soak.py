@@ -3,10 +3,10 @@
     python scripts/soak.py [--minutes 60 | --sessions N] [--model DIRECTORY] [--lanes 8] [--seed 0]
 
 Requests of random lengths, limits, stops and priorities join at random steps; some are cancelled, and texts are scored
-between steps. Half of the prompts have a common prefix. So few pages exist that sequences are preempted. Half of the
+between steps. Half of the prompts have a common prefix; pages are so few that sequences are preempted. Half of the
 sessions draft right and wrong tokens, half have a prefix cache, a tenth runs with the sanitizer. A completion must
-equal the request's solo run, unless its two best logits are closer than 5e-3 at the first token that differs: other
-shapes round differently. The exit status is 1 if a completion differs, or if one of these events never happened.
+equal the request's solo run, except where its two best logits are closer than 5e-3. The exit status is 1 if a
+completion differs, or if one of these events never happened.
 """
 
 import argparse

@@ -49,7 +49,7 @@ def test_notebook_runs_in_time_with_the_stored_outputs(path: Path, monkeypatch: 
     seconds = time.monotonic() - start
     assert any(cell.get("outputs") for cell in process.cells)
     for number, (saved, out) in enumerate(zip(texts(nbformat.read(path, as_version=4)), texts(process), strict=True)):
-        assert saved == out, f"cell of code {number} shows something else: run scripts/run_notebooks.py {path.name}"
+        assert saved == out, f"cell of code {number} differs: run scripts/run_notebooks.py notebooks/{path.name}"
     assert seconds < MAX_CELL_SECONDS
 
 

@@ -1,4 +1,4 @@
-"""Recipes of docs/steps run as printed, the blocks of the runtime contract in order."""
+"""Recipes of docs/steps/your-step.md and its second page, and blocks of the runtime contract, run as printed."""
 
 import re
 from pathlib import Path

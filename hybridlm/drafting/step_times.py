@@ -28,7 +28,7 @@ class StepTimes:
 
 
 class StepTiming:
-    """Measurement of one step in flight; `seconds` is None while unknown."""
+    """Measurement of one step in flight; `seconds` is None until it ends."""
 
     def __init__(self, durations: deque[float]):
         self._kept, self._began = durations, time.perf_counter()

@@ -1,13 +1,10 @@
 """Decode steps and their pages: one token per sequence, or verified drafts (speculative decoding).
 
 A sampling step is dispatched before the previous tokens have been read; a verifying step waits for them, as drafts
-depend on them.
-
-A sequence gets another page when the last is full. Without free pages, states of the prefix cache are evicted, then the
-last joined sequence is preempted: it gives back row and pages, waits in its old place, and recomputes its tokens.
+depend on them. Without free pages, states of the prefix cache are evicted, then the last joined sequence is preempted.
 
 A device's first sequence is never preempted, and requests for more pages than a device has are refused: one sequence
-can always go on.
+can always continue.
 """
 
 import warnings

@@ -1,9 +1,8 @@
 """The scheduler: continuous batching. Sequences join, prefill, decode and leave at any step.
 
-A sequence waits for admission, then has one row until it ends: its prompt is prefilled chunk by chunk, then it decodes.
-A text has a row while it is prefilled. All sessions and calls share one pool. Prefill steps come first, because a
-decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` of them the decoding sequences get one step. Every
-second prefill step has the first sequence or text without a step.
+A sequence has one row from admission to its end, a text while it is prefilled. All sessions and calls share one pool.
+Prefill steps come first, because a decode step costs the same with idle lanes; after `MAX_PREFILL_RUN` of them the
+decoding sequences get one step. Every second prefill step has the first sequence or text without a step.
 
 More than 300 lines: one class moves each sequence from the queue through prefill to decoding.
 """

@@ -2,7 +2,7 @@
 
 A small model with random weights has one layer of each kind with state. Verifying steps with equal accepted tokens and
 different rejected drafts must leave the same bits, and the state of an ordinary step with the accepted tokens. Layers
-run in sequence, so outputs at accepted tokens that depend on rejected drafts are detected, too.
+run in sequence, which also detects outputs that depend on rejected drafts.
 """
 
 import threading

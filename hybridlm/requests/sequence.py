@@ -152,8 +152,8 @@ class ActiveSequence:
     @property
     def sampled(self) -> int:
         """Number of tokens sampled by dispatched steps."""
-        behind = self.consumed - len(self.request.prompt) + 1
-        return max(len(self.prompt) - len(self.request.prompt), behind)
+        decoded = self.consumed - len(self.request.prompt) + 1
+        return max(len(self.prompt) - len(self.request.prompt), decoded)
 
     def remaining(self, context: int) -> int:
         return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled

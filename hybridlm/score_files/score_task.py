@@ -186,8 +186,8 @@ def scored_rows(
         return texts, questions, probes, row.several
 
     def run(rows: Sequence[ScoredRow]) -> list[RowValues]:
-        asked = [question for _, questions, _, _ in rows for question in questions]
-        question = settings.together(asked) if settings.given else None
+        row_questions = [question for _, questions, _, _ in rows for question in questions]
+        question = settings.together(row_questions) if settings.given else None
         ids = [text.token_ids for texts, *_ in rows for text in texts]
         results = iter(scores(ids, question, [probe for _, _, probes, _ in rows for probe in probes]))
         return [_values([own(next(results), ids) for ids in texts], several) for texts, _, _, several in rows]

@@ -1,8 +1,7 @@
 """Tokenize a prompt with its completion and find the boundary.
 
-Both are tokenized together; scored tokens begin at the first token that differs from the prompt's ids, and contain the
-whole completion. lm_eval splits at the number of the prompt's tokens and can lose the beginning of a completion; only
-`hybridlm eval` does so, too.
+Both are tokenized together; scored tokens begin at the first token that differs from the prompt's ids. lm_eval and
+`hybridlm eval` split at the number of the prompt's tokens, which can lose the beginning of a completion.
 """
 
 from collections.abc import Callable, Sequence

@@ -1,9 +1,8 @@
 """The verifying step: forward, sample, accept, and replay accepted tokens in one program.
 
-A lane consumes certain tokens (its last sampled one, or the next of its prompt), then drafts. Each next token is
-sampled with its usual key. A draft is accepted if it equals the token sampled in its place and all earlier drafts were
-accepted: a sequence samples the same tokens as without drafts, and fixed keys make rejection sampling unnecessary. Rows
-are written once, with the accepted tokens.
+A lane consumes certain tokens (its last sampled one, or the next of its prompt), then drafts. A draft is accepted if it
+equals the token sampled in its place with the usual key, and all earlier drafts were accepted: fixed keys make
+rejection sampling unnecessary. Rows are written once, with the accepted tokens.
 """
 
 from typing import Any

@@ -102,8 +102,8 @@ def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> l
     fused = [f"{name}.feed_forward.gate_up_proj.weight" for name in names]
     return [
         *(
-            tensor((*path, *at), [f"{name}.{part}.weight" for name in names], shape, float32=len(shape) == 1)
-            for at, (part, shape) in shapes.items()
+            tensor((*path, *end), [f"{name}.{part}.weight" for name in names], shape, float32=len(shape) == 1)
+            for end, (part, shape) in shapes.items()
         ),
         *_halves((*path, "mlp"), (), fused, width, hidden),
     ]
@@ -125,10 +125,10 @@ def _adapters(c: SharedBlockConfig, hidden: int, path: Path, names: list[str], c
     ]
     for part in ("q_proj", "k_proj", "v_proj") if c.attention_adapters else ():
         lists = [f"{name}.self_attn.linear_{part[0]}_adapter_list.{call}" for name in names]
-        at, size = (*path, "attention_adapters", part), c.attention.heads * c.attention.head_dim
+        adapter, size = (*path, "attention_adapters", part), c.attention.heads * c.attention.head_dim
         weights += [
-            tensor((*at, "down"), [f"{name}.0.weight" for name in lists], (c.rank, 2 * hidden)),
-            tensor((*at, "up"), [f"{name}.1.weight" for name in lists], (size, c.rank)),
+            tensor((*adapter, "down"), [f"{name}.0.weight" for name in lists], (c.rank, 2 * hidden)),
+            tensor((*adapter, "up"), [f"{name}.1.weight" for name in lists], (size, c.rank)),
         ]
     return weights
 

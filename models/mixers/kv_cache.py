@@ -113,7 +113,7 @@ def attend(
     limit = limit[:, None, :, None]
     last = jnp.max(limit, axis=2, keepdims=True)
     # The position before the window of a row; before the windows of all rows.
-    before = None if window is None else limit - window
+    below = None if window is None else limit - window
     first = None if window is None else jnp.min(jnp.where(limit >= 0, limit, _LAST), axis=2, keepdims=True) - window
     summed = devices.platform == "gpu" and q.shape[2] <= MAX_SUMMED_QUERIES and selected is None
     # XLA would split them in each iteration.
@@ -138,17 +138,17 @@ def attend(
         v = v if v.shape[3] == value_size else v[..., :value_size]
         position = start + jnp.arange(span, dtype=jnp.int32)
 
-        def visible(position: Array, limit: Array, before: Array | None) -> Array:
+        def visible(position: Array, limit: Array, below: Array | None) -> Array:
             mask = position <= limit if divided else (position <= limit) & (position >= begin)
-            return mask if before is None else mask & (position > before)
+            return mask if below is None else mask & (position > below)
 
         if summed:
-            edges = [(limit[:, :, i], None if before is None else before[:, :, i]) for i in range(tokens)]
+            edges = [(limit[:, :, i], None if below is None else below[:, :, i]) for i in range(tokens)]
             masks = [visible(position[None, None], *edge)[..., None] for edge in edges]
             return summed_block(queries, k, v, masks, carry)
         mask = visible(position[None, None, :, None], last, first)
         scores = _scores(q, k.astype(jnp.float32), devices.platform)
-        allowed = visible(position[None, None, None, :], limit, before)
+        allowed = visible(position[None, None, None, :], limit, below)
         if selected is not None:
             runs = selected.shape[2] // pages.shape[1]
             chosen = lax.dynamic_slice_in_dim(selected, page * runs, width * runs, axis=2)

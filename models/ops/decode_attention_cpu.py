@@ -91,8 +91,8 @@ def decode_attention_cpu(
     v = None if v is None else name_dims(v, None, None, "kv_head", "value")
     arrays, tree = jax.tree.flatten(caches)
     # An operand: one program for all windows.
-    shown = jnp.int32(window or 0)
-    operands = [pages, lengths, positions, shown, q, k, *([] if v is None else [v]), *arrays]
+    window_size = jnp.int32(window or 0)
+    operands = [pages, lengths, positions, window_size, q, k, *([] if v is None else [v]), *arrays]
     types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
     out, *updated = jax.ffi.ffi_call(
         LATENT_ATTENTION if v is None else ATTENTION,

@@ -57,7 +57,7 @@ def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None
 
 
 def tile_rows(rows: int, size: int, value_size: int, dtype: Any) -> int | None:
-    """Return the rows of a tile: the fewest equal tiles that fit, of at most 64."""
+    """Return the rows of a tile, at most 64, for the fewest equal tiles."""
     # 64 rows of 320 spill 552 bytes of registers on an H100, and do not fit into tensor memory.
     height = MAX_ROWS // 2 if size > MAX_SIZE // 2 or has_tensor_memory() else MAX_ROWS
     limit = min(height, MAX_ACCUMULATED // value_size)

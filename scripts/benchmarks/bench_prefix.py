@@ -3,9 +3,8 @@
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/131M
     python scripts/benchmarks/bench_prefix.py --model /data/131M [--prompts 12] [--common 1000] [--own 48] [--rounds 3]
 
-Both sides take turns. Every round has new prompts, so its first prompt finds no entry. Rounds without a common prefix
-measure the overhead. Tokens are equal except in near ties; the script counts these completions, and the exit status is
-1 if two such logits differ by more than 0.1.
+Both sides take turns, with new prompts in every round. Rounds without a common prefix measure the overhead. Tokens are
+equal except in near ties; the exit status is 1 if two such logits differ by more than 0.1.
 """
 
 import argparse

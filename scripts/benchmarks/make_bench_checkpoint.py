@@ -2,9 +2,8 @@
 
     python scripts/benchmarks/make_bench_checkpoint.py 131M /data/bench/131M [--seed 0] [--head]
 
-bench_models.py has the configurations. The weights are bfloat16, of ordinary sizes; each tensor depends only on the
-seed and its name. The tokenizer is the embedded model's, with the first ids. llama.cpp's converter accepts it if
-`get_vocab_base_pre` returns "gpt-2" for an unknown tokenizer.
+bench_models.py has the configurations. The weights are bfloat16. The tokenizer is the embedded model's, with the first
+ids. llama.cpp's converter accepts it if `get_vocab_base_pre` returns "gpt-2" for an unknown tokenizer.
 """
 
 import argparse

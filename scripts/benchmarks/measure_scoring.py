@@ -4,9 +4,8 @@
     python scripts/benchmarks/measure_scoring.py shared --model DIR [--rows 10000] [--prompts 64] [--prompt 200]
         [--answer 20]
 
-Both read and write Parquet, after a run that compiles. `top` scores a file with and without `--top` ids of each
-position, in turns. `shared` compares some prompts with different answers, in random order, with texts without common
-prefixes and as many distinct tokens. CPU seconds are of this process's threads.
+Both run on Parquet files, after a run that compiles. `top` scores a file with and without `--top`, in turns. `shared`
+compares shuffled answers to some prompts with texts that have as many distinct tokens and no common prefixes.
 """
 
 import argparse

@@ -8,8 +8,8 @@ Warm sides take turns. Sampled tokens depend on the position, not on the model: 
 "new" never repeats a pair, and "misled" has a drafter that proposes wrong tokens. The table has medians over
 rounds, and the range of ratios within a round.
 
-With `--speculate mtp` the checkpoint's head drafts. Other sides are the model with its head but without drafts, and
-without its head. Drafts of "repeating" and "new" are always right; in "own" the model determines the sampled token.
+With `--speculate mtp` the checkpoint's head drafts, compared with the head without drafts, and with no head. Drafts of
+"repeating" and "new" are always right; in "own" the model determines the sampled token.
 """
 
 import argparse

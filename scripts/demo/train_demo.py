@@ -3,9 +3,8 @@
     python scripts/demo/train_demo_tokenizer.py --output hybridlm/demo/model
     python scripts/demo/train_demo.py --output hybridlm/demo/model
 
-Some steps mask the attention layers, so that the recurrent layers learn to answer alone. The same seeds give the same
-model on one machine and version. Weights are float32 in training and bfloat16 in the file; the printed recall is the
-file's.
+Some steps mask the attention layers, so that the recurrent layers learn to answer alone. Weights are float32 in
+training and bfloat16 in the file; the printed recall is the file's.
 """
 
 import argparse

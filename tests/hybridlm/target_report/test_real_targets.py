@@ -119,6 +119,19 @@ def test_other_gpus(target: str) -> None:
 
 
 @pytest.mark.target_cuda
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-b200"])
+def test_steps_with_kernels_on_other_gpus(target: str, tokens: int) -> None:
+    """All their kernels compile, and their reads are counted."""
+    sparse = engine("sparse_base", target, kernels="auto")
+    (step,) = report_on(sparse, [sparse.shape("generate", 4, tokens)]).steps
+    names = {kernel.name for kernel in step.resources}
+    assert names >= {"recurrent_step_kernel", "conv_step_kernel", "expert_rows_kernel", "filter_cutoffs_kernel"}
+    assert not step.faults and step.uncounted == ()
+    assert step.certificate is not None and step.certificate.not_audited is None
+
+
+@pytest.mark.target_cuda
 def test_registers_of_a_steps_kernels() -> None:
     """A stored report has them too; a kernel above the limit of spills is a fault of the step."""
     dense = engine("dense_interval", "nvidia-h100", kernels="auto")

@@ -86,7 +86,7 @@ def test_logits_of_one_lane_a_device_are_gathered_by_a_sum(tmp_path: Path, monke
 
 
 def steps_on_a_mesh(
-    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path, **sizes: int
+    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path, **sizes: Any
 ) -> tuple[StepReport, ...]:
     """Return the reports on steps of a checkpoint on four devices."""
     fields = json.loads((GOLDEN / name / "config.json").read_text())
@@ -144,7 +144,7 @@ def test_registers_of_a_steps_kernels() -> None:
     spilled = tuple(replace(kernel, spilled=129) for kernel in step.resources[:1])
     spilling = replace(step, resources=spilled)
     assert spilling.spilling == spilled and [*spilling.faults] == [*spilled[0].faults()] != []
-    program = dense.program(dense.generating(4, 1))
+    program = dense.program(dense.shape("generate", 4, 1))
     program.__dict__.pop("kernel_resources", None)
     program._kernel_programs = ()
     with pytest.raises(TargetError, match="dumped no PTX of .*recurrent_step_kernel"):

@@ -86,7 +86,7 @@ def test_logits_of_one_lane_a_device_are_gathered_by_a_sum(tmp_path: Path, monke
 
 
 def steps_on_a_mesh(
-    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path, **sizes: int
+    name: str, target: str, mesh: dict[str, int], shapes: list[Shape], folder: Path, **sizes: Any
 ) -> tuple[StepReport, ...]:
     """Return the reports on steps of a checkpoint on four devices."""
     fields = json.loads((GOLDEN / name / "config.json").read_text())
@@ -119,6 +119,19 @@ def test_other_gpus(target: str) -> None:
 
 
 @pytest.mark.target_cuda
+@pytest.mark.parametrize("tokens", [1, 8])
+@pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-b200"])
+def test_steps_with_kernels_on_other_gpus(target: str, tokens: int) -> None:
+    """All their kernels compile, and their reads are counted."""
+    sparse = engine("sparse_base", target, kernels="auto")
+    (step,) = report_on(sparse, [sparse.shape("generate", 4, tokens)]).steps
+    names = {kernel.name for kernel in step.resources}
+    assert names >= {"recurrent_step_kernel", "conv_step_kernel", "expert_rows_kernel", "filter_cutoffs_kernel"}
+    assert not step.faults and step.uncounted == ()
+    assert step.certificate is not None and step.certificate.not_audited is None
+
+
+@pytest.mark.target_cuda
 def test_registers_of_a_steps_kernels() -> None:
     """A stored report has them too; a kernel above the limit of spills is a fault of the step."""
     dense = engine("dense_interval", "nvidia-h100", kernels="auto")
@@ -131,7 +144,7 @@ def test_registers_of_a_steps_kernels() -> None:
     spilled = tuple(replace(kernel, spilled=129) for kernel in step.resources[:1])
     spilling = replace(step, resources=spilled)
     assert spilling.spilling == spilled and [*spilling.faults] == [*spilled[0].faults()] != []
-    program = dense.program(dense.generating(4, 1))
+    program = dense.program(dense.shape("generate", 4, 1))
     program.__dict__.pop("kernel_resources", None)
     program._kernel_programs = ()
     with pytest.raises(TargetError, match="dumped no PTX of .*recurrent_step_kernel"):

@@ -71,7 +71,7 @@ def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
     result, new = run(pool, *rest, slots)
     np.testing.assert_array_equal(result, expected)
     updated = pool.at[named].set(rows[BUSY])
-    np.testing.assert_array_equal(*(np.asarray(array, np.float32) for array in (new, updated)))
+    np.testing.assert_array_equal(np.asarray(new, np.float32), np.asarray(updated, np.float32))
     program = str(jax.make_jaxpr(step)(pool, *rest, slots))
     assert KERNEL.name in program and "scatter" not in program and "gather" not in program
 

@@ -53,7 +53,7 @@ def test_lanes_keep_their_bits(form: str):
     check_lanes_keep_their_bits(inputs(form, 64, 16), kernel)
 
 
-def in_pool(operands: RecurrenceInputs) -> tuple[RecurrenceInputs, jax.Array]:
+def in_pool(operands: RecurrenceInputs) -> tuple[Any, jax.Array]:
     """Return the lanes' rows in a pool with rows of NaN, and their slots."""
     slots = jnp.asarray(NAMED, jnp.int32)
     pool = jnp.full((SLOTS, *operands.state.shape[1:]), jnp.nan).at[slots[BUSY]].set(operands.state[BUSY])

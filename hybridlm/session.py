@@ -232,6 +232,7 @@ class Session(OneHolder):
                 self._start(alive, [None])
             else:
                 self._unscored.append(alive)
+                self._scheduler.awaited.add(sequence)
 
     def _start(self, alive: AliveRequest, logprobs: PromptLogprobs | None = None) -> None:
         """Queue a request, or end it with a full context."""

@@ -175,7 +175,7 @@ class Engine:
         Raises:
             RuntimeError: requests are waiting or running.
         """
-        count = sum(queue.unfinished for queue in self.queues)
+        count = sum(queue.requests for queue in self.queues)
         if count:
             raise RuntimeError(
                 f"{count} requests of open sessions are not finished, expected none while weights are replaced; finish "

@@ -78,6 +78,7 @@ class Scheduler:
     Attributes:
         prefilling, decoding: sequences before and after the end of their prompts, in the order they joined.
         reading: texts with a row, the last step's at the end.
+        awaited: sequences of the session that are added once their prompts are scored.
         turn, thread, seconds: of the last call of `next`; turns count for all schedulers.
     """
 
@@ -97,6 +98,7 @@ class Scheduler:
         self.prefilling: list[ActiveSequence] = []
         self.decoding: list[ActiveSequence] = []
         self.reading: list[QueuedText] = []
+        self.awaited: set[ActiveSequence] = set()
         self.turn, self._turns = 0, deque([0] * IDLE_TURNS, IDLE_TURNS)
         self.thread, self.seconds = threading.get_ident(), time.monotonic()
         self._probed_turn, self._prefill_run, self._led_by_new = False, 0, False
@@ -132,8 +134,15 @@ class Scheduler:
         """Number of sequences and texts; texts after an unread prefix count as one."""
         return sum(map(len, self._heaps.values())) + len(self.joined)
 
+    @property
+    def requests(self) -> int:
+        """Number of unfinished requests, or of texts without a request."""
+        sequences = [each for _, each in self.waiting] + self.joined
+        return sum(isinstance(each, ActiveSequence) for each in sequences) + len(self.awaited) or self.unfinished
+
     @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
+        self.awaited.discard(sequence)
         self._decoding.begin(sequence)
         self._wait(sequence)
 
@@ -178,6 +187,8 @@ class Scheduler:
                 self.leave(parent)
         elif sequence.finish_reason == "stop" and sequence in self.decoding and self._pool is not None:
             self._cache_state(sequence, self._pool)  # the next turn of a conversation continues it
+        else:
+            self.awaited.discard(sequence)
         self._release(sequence)
         self._engine.runner.forget(sequence)
 
@@ -232,6 +243,7 @@ class Scheduler:
         self._pool = None
 
     def close(self) -> None:
+        self.awaited.clear()
         if holds_turn():  # Python collects an iterator within another queue's turn, which must not see rows go
             self._heaps.clear()
             self._finalizer()

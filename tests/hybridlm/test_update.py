@@ -281,6 +281,26 @@ def test_refused_while_requests_run(lm: hybridlm.LM, trained: hybridlm.LM) -> No
     assert results[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
 
 
+def test_refused_while_prompts_are_scored(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
+    """Between the steps of a prompt and of its completion no sequence has a row or waits for one."""
+    prompts, places, tokens = [PROMPT, PROMPT, PROMPT[::-1]], 0, 0
+    with lm.session() as session:
+        for prompt in prompts:
+            session.submit(prompt, max_tokens=2, ignore_eos=True, prompt_logprobs=0)
+        while session.busy:
+            if not tokens and not session._scheduler.unfinished:
+                with pytest.raises(RuntimeError, match="3 requests of open sessions are not finished"):
+                    lm.update(trained.params)
+                places += 1
+            tokens += len(session.step())
+        assert places == 2, "before the first step, and after the last one that scores"
+        session.submit(PROMPT, prompt_logprobs=0)
+        session.cancel(3)
+        lm.update(trained.params)
+        session.submit(PROMPT, prompt_logprobs=0)
+    lm.update(trained.params)  # the session is closed
+
+
 def test_a_failure_on_the_way_is_loud_until_the_next_update(
     lm: hybridlm.LM, trained: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

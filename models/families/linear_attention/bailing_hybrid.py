@@ -168,9 +168,12 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     limits = _read_limits(reader, layers)
     for index, forward in enumerate(feed_forward):
         if isinstance(forward, MoeConfig):
-            feed_forward[index] = replace(forward, **limits[index])
-        elif any(limits[index].values()):
-            reader.fault(" and ".join(LIMITS.values()), f"0 for layer {index}, which has no experts")
+            feed_forward[index], limits[index] = replace(forward, **limits[index]), {}
+    for part, name in LIMITS.items():
+        values = [(index, limit.size) for index, layer in enumerate(limits[:layers]) if (limit := layer.get(part))]
+        if values:
+            unused = ", ".join(f"{size} in layer {index}" for index, size in values)
+            reader.fault(name, f"0 in layers without experts, not {unused}")
     reader.choice("hidden_act", ["silu"], "silu")
     reader.fixed(IMPLEMENTED)
     reader.ignore(("head_dim", "short_conv_kernel_size", "pretraining_tp", *UNUSED))

@@ -194,7 +194,7 @@ class Opaque:
 
 @dataclass(frozen=True)
 class ComputedGrid:
-    """What a proof that reads a Pallas kernel takes for granted of its computed grid.
+    """A declaration about the computed grid of a Pallas kernel that the proof reads.
 
     Each computed length is 0 or greater, and at most the number of blocks, or of prefetched numbers of blocks, along
     its axis. All else is proved. The certificate lists it with every call. A name is of one function, in any shapes.

@@ -1,7 +1,7 @@
 """A Pallas kernel's body as a function of arrays: copies, branches and loops."""
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
 import jax
@@ -29,46 +29,43 @@ class Visit:
     Attributes:
         index_map, dims: of the block; its indices along these dimensions are computed.
         stays: True if the step before has the same block, False if it has another one.
-        ids, scalars: arguments of the index map.
     """
 
     index_map: Any
     dims: tuple[int, ...]
     axis: int
     stays: bool
-    ids: tuple[Any, ...] = ()
-    scalars: tuple[Any, ...] = ()
 
-    def of(self, ids: Sequence[Any], scalars: Sequence[Any]) -> "Visit":
-        return replace(self, ids=tuple(ids), scalars=tuple(scalars))
-
-    def state(self, body: "_Body") -> None:
-        """State the relation of the indices in this step and the one before."""
+    def state(self, body: KernelRun, ids: Sequence[Any], scalars: Sequence[Any]) -> None:
+        """State the relation of the indices in this step and in the one before."""
         difference = jax.make_jaxpr(lambda number: lax.sub(number, np.int32(1)))(np.int32(0))
-        (previous,) = body.run(difference.jaxpr, difference.consts, [self.ids[self.axis]])
+        (previous,) = body.run(difference.jaxpr, difference.consts, [ids[self.axis]])
+        previous_ids = *ids[: self.axis], previous, *ids[self.axis + 1 :]
         pairs = []
-        for ids in (self.ids, (*self.ids[: self.axis], previous, *self.ids[self.axis + 1 :])):
-            indices = body.run(self.index_map, (), [*ids, *self.scalars])
+        for steps in (ids, previous_ids):
+            indices = body.run(self.index_map, (), [*steps, *scalars])
             pairs.append([body.term(indices[dim]) for dim in self.dims])
         if self.stays or len(self.dims) == 1:  # otherwise any of the indices may differ
             body.compared.update(dict.fromkeys(zip(*pairs, strict=True), self.stays))
 
 
 def run_body(
-    jaxpr: Any, args: Sequence[Any], ids: Sequence[Any], grid: Sequence[Any], copies: Copies | None = None,
-    visit: Visit | None = None, numbers: Sequence[tuple[Any, range]] = (),
-) -> list[Any]:  # fmt: skip
+    jaxpr: Any,
+    args: Sequence[Any],
+    ids: Sequence[Any],
+    grid: Sequence[Any],
+    copies: Copies | None = None,
+    facts: Callable[[KernelRun], None] = lambda body: None,
+) -> list[Any]:
     """Run a kernel's body, or an index map; change its references; may raise UnreadableKernel.
 
     Args:
         ids, grid: the step's number along each grid axis, and its length, computed or not.
         copies: empty before and after.
-        numbers: pairs of a step's number along an axis and its possible values.
+        facts: states facts about numbers.
     """
     body = _Body(tuple(ids), tuple(grid), copies=copies)
-    body.domains.update({body.term(step): values for step, values in numbers if not is_constant(step)})
-    if visit is not None:
-        visit.state(body)
+    facts(body)
     if copies is not None:
         steps = {body.term(step): range(length) for step, length in zip(ids, grid, strict=True) if is_constant(length)}
         copies.domains.update({term: numbers for term, numbers in steps.items() if term.constant is None})

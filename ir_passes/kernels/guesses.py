@@ -37,7 +37,7 @@ class Guesses:
         return {array: cuts[0] for array, cuts in self._options.items() if cuts}
 
     def new_scratch(self) -> int:
-        """Return the grid axis with scratch written before it is read in each step, or -1."""
+        """Return the innermost grid axis with new scratch in each step, or -1."""
         return max(self._others[SCRATCH], default=-1)
 
     def rewrites(self) -> bool:

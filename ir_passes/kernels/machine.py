@@ -118,7 +118,7 @@ class KernelRun:
             pairs = {(first, second): True} if index_terms.equal(first, second, self.domains) else self.compared
             for pair, is_equal in pairs.items():
                 for sides in (zip(term.operands, pair, strict=True), zip(term.operands, pair[::-1], strict=True)):
-                    if all(index_terms.equal(one, other, self.domains) for one, other in sides):
+                    if all(index_terms.equal(side, known, self.domains) for side, known in sides):
                         return index_terms.constant(is_equal == (term.name == "eq"))
         operands = list(map(self._with_compared, term.operands))
         return term if term.eqn is None else index_terms.operation(term.eqn, operands)

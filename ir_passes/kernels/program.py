@@ -9,8 +9,11 @@ The program has the semantics of the kernel's machine, not of interpret mode:
   In place they may: a read finds any step's store, and in Triton's kernels an old one, as threads run in any order.
 * A result that is aliased to an operand has its memory, in Triton's kernels and for a TPU's copies to device memory.
   Otherwise a block is assembled elsewhere and written whole, with unwritten elements.
-* A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array; steps from n on change
-  nothing. This needs 0 <= n <= M, which the proof shows. If n differs between lanes, all memory depends on them.
+* A grid axis may have a computed length n. Up to M steps run, the number of blocks of an array, or of prefetched
+  numbers that an index map reads by the step; steps from n on change nothing. This needs 0 <= n <= M, which the proof
+  shows, or the user declares. If n differs between lanes, all memory depends on them.
+* A block with a computed index keeps its content if the step before has the same indices; the kernel may compare them.
+  Another block begins with anything, also where it returns to a block left before.
 * On a TPU the last block may reach beyond the array: loads there give foreign memory, stores are dropped.
 * Each step may work on one part of an array that the kernel takes whole (`guesses`).
 
@@ -38,11 +41,7 @@ from ir_passes.kernels.unread_texts import no_order
 
 
 def kernel_program(eqn: ir.JaxprEqn, written: bool | None = None) -> Callable[..., list[Any]]:
-    """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel.
-
-    Args:
-        written: of the declared grid; None without a declaration.
-    """
+    """Return a `pallas_call` as a function; it or its trace may raise UnreadableKernel."""
     kernel = replace(_Kernel.of(eqn), written=written)
 
     def run(*operands: Any) -> list[Any]:
@@ -83,6 +82,9 @@ class _Kernel:
         new_scratch: scratch is new in each step of the grid axes up to this one, as guessed.
         rewrites: every step writes all of a computed block before it reads it, as guessed.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
+        visit: what is known of a computed block.
+        written: of the declared grid; None without a declaration.
+        numbers: grid axis -> possible numbers of its steps.
     """
 
     jaxpr: Any
@@ -210,9 +212,9 @@ class _Kernel:
     def may_revisit(self, result: int) -> bool:
         """True if a step may have the computed block of the step before."""
         blocks = self.outputs[result]
-        in_order = blocks.level >= 0 and self.sequential[blocks.level] and not self.works_in_place(result)
-        is_computed = in_order and bool(blocks.computed_dims(blocks.level)) and blocks.along(blocks.level) is None
-        return is_computed and not any(self._shares(result, axis) for axis in range(len(self.grid)))
+        if blocks.level < 0 or not blocks.computed_dims(blocks.level) or blocks.along(blocks.level) is not None:
+            return False
+        return not self.works_in_place(result) and not any(self._shares(result, k) for k in range(len(self.grid)))
 
     def revisits(self, result: int) -> bool:
         return self.may_revisit(result) and not self.rewrites
@@ -235,47 +237,38 @@ class _Kernel:
         return _State(results, inner.scratch)
 
     def _revisit(self, axis: int, parts: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
-        """Run a step: the first one, one with another block than the step before, or one with the same block."""
-        index, number = ids[axis], len(self.outputs)
+        """Run the first step, or one with another or the same block."""
+        index, count, initial = ids[axis], len(self.outputs), [*state.results, *state.scratch]
         maps = {str(b.index_map): b for k, b in enumerate(self.outputs) if b.level == axis and self.revisits(k)}
         if len(maps) > 1:
             raise UnreadableKernel("results with different computed blocks, which may stay in place")
-        (blocks,) = maps.values()
-        later = index if is_constant(index) else lax.max(index, np.int32(1))
-        dims, initial = tuple(blocks.computed_dims(axis)), [*state.results, *state.scratch]
-        ends: list[list[Any]] = []
+        (blocks,), ends = maps.values(), list[list[Any]]()
+        dims, numbers = tuple(blocks.computed_dims(axis)), self.numbers.get(axis, range(self.grid[axis]))
+        number = index if is_constant(index) and index else lax.max(jnp.asarray(index, jnp.int32), np.int32(1))
+        numbers = {**self.numbers, axis: range(max(numbers.start, 1), numbers.stop)}
 
-        def visit(step: Any, stays: bool | None) -> Callable[..., Any]:
+        def visit(step: Any, stays: bool | None) -> Callable[..., list[Any]]:
             visit = None if stays is None else Visit(blocks.index_map, dims, axis, stays)
-            numbers = self.numbers.get(axis, range(self.grid[axis]))
-            numbers = {**self.numbers, axis: range(max(numbers.start, 1), numbers.stop)}
             kernel = replace(self, visit=visit, numbers=numbers)
 
             def run(*contents: Any) -> list[Any]:
                 memory = list(map(_as_memory, contents, initial))
-                before = _State(memory[:number], memory[number:])
-                after = kernel._visit(axis, parts, before, [*ids[:axis], step], scalars)
-                ends.append([*after.results, *after.scratch])
+                state = _State(memory[:count], memory[count:])
+                end = kernel._visit(axis, parts, state, [*ids[:axis], step], scalars)
+                ends.append([*end.results, *end.scratch])
                 return list(map(_value, ends[-1]))
 
             return run
 
-        first, other, same = visit(np.int32(0), None), visit(later, False), visit(later, True)
-        contents = list(map(_value, initial))
-        if is_constant(index) and int(index) == 0:
-            values = first(*contents)
-        else:
-            steps = (later, lax.sub(jnp.asarray(later, jnp.int32), np.int32(1)))
-            now, before = (self._indices(blocks, [*ids[:axis], step], scalars) for step in steps)
-            equal = [lax.convert_element_type(lax.eq(now[dim], before[dim]), jnp.int32) for dim in dims]
-            stays = reduce(lax.mul, equal)
-            if is_constant(index):
-                values = lax.switch(stays, [other, same], *contents)
-            else:
-                stays = lax.mul(lax.add(stays, np.int32(1)), lax.min(index, np.int32(1)))
-                values = lax.switch(stays, [first, other, same], *contents)
-        memory = list(map(_joined, values, *ends))
-        return _State(memory[:number], memory[number:])
+        steps = (number, lax.sub(jnp.asarray(number, jnp.int32), np.int32(1)))
+        places, previous_places = (self._indices(blocks, [*ids[:axis], step], scalars) for step in steps)
+        stays = reduce(
+            lax.mul, (lax.convert_element_type(lax.eq(places[dim], previous_places[dim]), jnp.int32) for dim in dims)
+        )
+        kind = lax.mul(lax.add(stays, np.int32(1)), lax.min(jnp.asarray(index, jnp.int32), np.int32(1)))
+        kinds = [visit(np.int32(0), None), visit(number, False), visit(number, True)]
+        memory = list(map(_joined, lax.switch(kind, kinds, *map(_value, initial)), *ends))
+        return _State(memory[:count], memory[count:])
 
     def _visit(self, axis: int, parts: list[Any], state: _State, ids: list[Any], scalars: list[Ref]) -> _State:
         """Run the inner axes with the blocks that this axis completes."""
@@ -315,18 +308,15 @@ class _Kernel:
 
         def step(index: Any, inputs: list[Any], state: _State, numbers: range | None = None) -> _State:
             kernel = self if numbers is None else replace(self, numbers={**self.numbers, axis: numbers})
-            last = run(kernel, index, inputs, state)
+            keeps = self.sequential[axis] and axis > self.new_scratch
+            entry = state if keeps else _State(state.results, self._fresh())
+            last = kernel._inside(axis, inputs, entry, [*ids, index], scalars)
+            last = last if keeps else _State(last.results, state.scratch)
             if axis not in self.computed:
                 return last
             runs = lax.lt(jnp.asarray(index, jnp.int32), lax.convert_element_type(self.lengths[axis], jnp.int32))
             results = [_chosen(runs, *pair) for pair in zip(last.results, state.results, strict=True)]
             return _State(results, [_chosen(runs, *pair) for pair in zip(last.scratch, state.scratch, strict=True)])
-
-        def run(kernel: _Kernel, index: Any, inputs: list[Any], state: _State) -> _State:
-            if self.sequential[axis] and axis > self.new_scratch:
-                return kernel._inside(axis, inputs, state, [*ids, index], scalars)
-            fresh = _State(state.results, self._fresh())
-            return _State(kernel._inside(axis, inputs, fresh, [*ids, index], scalars).results, state.scratch)
 
         pairs = [(blocks, blocks.along(axis)) for blocks in (*self.inputs, *self.outputs)]
         block_sizes = {dim: blocks.components[dim].block for blocks, dim in pairs if dim is not None}
@@ -337,7 +327,7 @@ class _Kernel:
         carries_over = not in_any_order and self._carries_over(axis)
         if size <= MAX_UNROLLED and (carries_over or (block_sizes.get(0, 1) > 1 and not in_any_order)):
             return self._in_turns(axis, step, inputs, state, [range(k, k + 1) for k in range(size)])
-        if carries_over:  # the first step often begins what the last one completes
+        if carries_over:  # the first step often begins a sum, and the last one stores it
             turns = [range(1), range(1, size - 1), range(size - 1, size)]
             return self._in_turns(axis, step, inputs, state, turns)
         return self._scanned(axis, step, inputs, state, range(size))
@@ -351,21 +341,21 @@ class _Kernel:
     def _in_turns(
         self, axis: int, step: Callable[..., _State], inputs: list[Any], state: _State, turns: Sequence[range]
     ) -> _State:
-        """Run ranges of steps one after the other, and ranges of one step by its number."""
+        """Run ranges of steps in order; a step alone has a constant number."""
         size, ends = self.grid[axis], []
         dims = [blocks.along(axis) for blocks in self.outputs]
         for turn in turns:
             pairs = zip(inputs, self.inputs, strict=True)
             parts = [_cut(array, blocks.along(axis), turn, size) for array, blocks in pairs]
             blocks = [_cut(array, dim, turn, size) for array, dim in zip(state.results, dims, strict=True)]
-            before = _State(blocks, state.scratch)
-            is_single = len(turn) == 1
-            after = (
-                step(np.int32(turn[0]), parts, before) if is_single else self._scanned(axis, step, parts, before, turn)
-            )
-            ends.append(after.results)
-            ended = zip(state.results, after.results, dims, strict=True)
-            state = _State([new if dim is None else old for old, new, dim in ended], after.scratch)
+            begin = _State(blocks, state.scratch)
+            if len(turn) == 1:
+                end = step(np.int32(turn[0]), parts, begin)
+            else:
+                end = self._scanned(axis, step, parts, begin, turn)
+            ends.append(end.results)
+            ended = zip(state.results, end.results, dims, strict=True)
+            state = _State([new if dim is None else old for old, new, dim in ended], end.scratch)
         results = [
             state.results[k] if dim is None else lax.concatenate([blocks[k] for blocks in ends], dim)
             for k, dim in enumerate(dims)
@@ -435,9 +425,14 @@ class _Kernel:
         memory = iter(scratch)
         scratch_args = [memory_for(kind) if kind[1] is None else next(memory) for kind in self.scratch]
         copies = Copies() if self.copies else None
-        args = [*scalars, *refs, *outputs, *scratch_args]
-        domains = [(ids[axis], values) for axis, values in self.numbers.items()]
-        run_body(self.jaxpr, args, numbers, lengths, copies, self.visit and self.visit.of(ids, scalars), domains)
+
+        def facts(body: Any) -> None:
+            steps = ((ids[axis], values) for axis, values in self.numbers.items())
+            body.domains.update({body.term(step): values for step, values in steps if not is_constant(step)})
+            if self.visit is not None:
+                self.visit.state(body, ids, scalars)
+
+        run_body(self.jaxpr, [*scalars, *refs, *outputs, *scratch_args], numbers, lengths, copies, facts)
         return _State(outputs, scratch)
 
     def _indices(self, blocks: Blocks, ids: list[Any], scalars: list[Ref]) -> list[Any]:

@@ -333,7 +333,7 @@ FOREIGN_MEMORY = RefusalText(
 
 
 def kernel_index(bound: int, span: tuple[int, int] | None, kernel: str = "") -> RefusalText:
-    """Return the refusal of a kernel's index, or of the computed length of its grid, with these bounds, if any."""
+    """Return the refusal of a kernel's index, or its grid's length, with these bounds."""
     span_text = "nothing is known of it" if span is None else f"it is in {[*span]}"
     remedy = "bound it in the kernel, as by jnp.clip, or take it of a slot map, a page table or the number of a step"
     if kernel:

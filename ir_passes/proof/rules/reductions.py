@@ -74,9 +74,9 @@ def _counted(site: Site) -> Range | None:
     eqn = site.maker(site.eqn.invars[0])
     if eqn is None or eqn.primitive.name != "scatter-add" or eqn.params["unique_indices"]:
         return None
-    zeros, _, ones = (site.prover.read(site.env, atom) for atom in eqn.invars)
+    operand, _, updates = (site.prover.read(site.env, atom) for atom in eqn.invars)
     count = math.prod(ir.shape_of(eqn.invars[2]))
-    is_count = zeros.range == (0, 0) and ones.range == (1, 1) and fits(site.eqn.outvars[0].aval, count)
+    is_count = operand.range == (0, 0) and updates.range == (1, 1) and fits(site.eqn.outvars[0].aval, count)
     return (0, count) if is_count else None
 
 

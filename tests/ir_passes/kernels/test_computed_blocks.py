@@ -64,10 +64,10 @@ def test_computed_blocks_are_those_of_a_tpu(seed: int) -> None:
 
 def test_memory_of_the_block_before_is_found_where_a_tpu_hands_it_out() -> None:
     """Old rows are loaded in the first step alone: the second block begins with rows of the first."""
-    args = (
+    args: tuple[Any, ...] = (
         np.int32(3),
-        np.int32([0, 1, 1, 1, 1]),
-        np.int32([0, 1, 3, 3, 3, 3]),
+        np.array([0, 1, 1, 1, 1], np.int32),
+        np.array([0, 1, 3, 3, 3, 3], np.int32),
         *draw_blocks(np.random.default_rng(0))[3:],
     )
     begun_once = blocks_body(begins=only_first)
@@ -75,7 +75,7 @@ def test_memory_of_the_block_before_is_found_where_a_tpu_hands_it_out() -> None:
     np.testing.assert_array_equal(on_tpu[3], args[3][1])
     assert not np.isfinite(plain(in_blocks(begun_once), args)[3]).any()
     assert kinds(in_blocks(begun_once), args, BLOCKS) == {ViolationKind.UNINITIALIZED}
-    declared = replace(BLOCKS, opaque={"body": ComputedGrid(written=True)})
+    declared = replace(BLOCKS, opaque={"sum_body": ComputedGrid(written=True)})
     assert kinds(in_blocks(begun_once), args, declared) == set()
 
 
@@ -165,7 +165,7 @@ def test_declared_grid_is_a_declaration() -> None:
 
 def test_declared_results_need_steps_in_order() -> None:
     """Parallel steps may have one block: what one of them has written is not what another one finds."""
-    contract = replace(BLOCKS, opaque={"body": ComputedGrid(written=True)})
+    contract = replace(BLOCKS, opaque={"sum_body": ComputedGrid(written=True)})
     args = draw_blocks(np.random.default_rng(0))
     assert kinds(in_blocks(order="parallel"), args, contract) == {ViolationKind.OPAQUE}
 
@@ -226,7 +226,7 @@ def rows_in_a_loop(
     return step
 
 
-PLACES = np.int32([0, 2, 1, 0, 1])
+PLACES = np.array([0, 2, 1, 0, 1], np.int32)
 
 
 def test_block_of_rows_goes_back_to_its_place() -> None:
@@ -268,7 +268,7 @@ def test_numbers_of_repeated_groups_are_in_bounds() -> None:
             STEPS, numbers, jnp.zeros(STEPS + 1, jnp.int32), x, jnp.concatenate([x, x], 1)
         )
 
-    counts = np.int32([2, 3])
+    counts = np.array([2, 3], np.int32)
     assert kinds(step, (counts, ROWS_OF_LANES), TILES) == set()
     for draw in range(20):
         counts = np.random.default_rng(draw).integers(-3, 9, 2)

@@ -1,7 +1,7 @@
 """Pallas kernels for a TPU with computed grids, blocks beyond the lanes, rotated rows."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax.numpy as jnp
 import numpy as np
@@ -120,7 +120,7 @@ def blocks_body(
 ) -> Kernel:
     """Sum over both halves of a block, stored to the rows of the step."""
 
-    def body(blocks: Any, ends: Any, x: Any, old: Any, out: Any, total: Any) -> None:
+    def sum_body(blocks: Any, ends: Any, x: Any, old: Any, out: Any, total: Any) -> None:
         step, half = pl.program_id(0), pl.program_id(1)
 
         @pl.when(resets())
@@ -138,7 +138,7 @@ def blocks_body(
             row = lax.broadcasted_iota(jnp.int32, (ROWS, HALF), 0) + blocks[step] * ROWS
             out[...] = jnp.where((row >= ends[step]) & (row < ends[step + 1]), total[...], out[...])
 
-    return body
+    return sum_body
 
 
 def _all_clipped(count: Array, blocks: Array, x: Array) -> tuple[Array, Array]:
@@ -151,7 +151,7 @@ def in_blocks(
     written: Callable[..., Any] = lambda step, half, blocks, ends: (blocks[step], 0),
     numbers: Callable[[Array, Array, Array], tuple[Array, Array]] = _all_clipped,
     alias: bool = True,
-    order: str = "arbitrary",
+    order: Literal["arbitrary", "parallel"] = "arbitrary",
     interpret: Any = True,
 ) -> Callable[..., Any]:
     """Sums of rows in the blocks that the host names; several steps in line may have one block."""

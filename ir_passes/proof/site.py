@@ -58,7 +58,7 @@ class Site:
             if value.version is not None and self.prover.versions.stale(value.version):
                 self.report(*refusals.STALE_READ(path=pool_path(self.prover, value)))
         try:
-            results = self._before_sum(operands) or self._by_rule(operands)
+            results = self._before_sum(operands) or self.by_rule(operands)
             results = [self._completed(value, operands, k) for k, value in enumerate(results)]
             return results if self.prover.refine is None else self.prover.refine(self, operands, results)
         except IsolationError:
@@ -67,7 +67,7 @@ class Site:
             text = refusals.RULE_FAILED(name=self.name, error=type(error).__name__, reason=error)
             raise IsolationError((self.violation(*text),)) from error
 
-    def _by_rule(self, operands: list[Value]) -> list[Value]:
+    def by_rule(self, operands: list[Value]) -> list[Value]:
         rule = RULES.get(self.name)
         unknown = None if rule is None else PARAMETERS[self.name].unknown(self.params)
         if rule is None or unknown is not None:

@@ -28,6 +28,10 @@ class Fact:
 
     __slots__ = ()
 
+    def implied(self, when: bool) -> "frozenset[Condition]":
+        """Return conditions of the indices of elements equal to `when`."""
+        return frozenset()
+
 
 @dataclass(frozen=True, slots=True)
 class Iota(Fact):
@@ -115,6 +119,23 @@ class SegmentIds(Fact):
 
 
 @dataclass(frozen=True, slots=True)
+class RowPlaces(Fact):
+    """Element t along `axis` // `stride` = lane of token t.
+
+    Elements of padding are past the places of all lanes ("past"), or in any lane's ("lane").
+
+    Attributes:
+        masked: elements of other tokens may be past all places, too.
+    """
+
+    axis: int
+    layout: str
+    padding: str
+    stride: int
+    masked: bool = False
+
+
+@dataclass(frozen=True, slots=True)
 class LaneOfToken(Fact):
     """The lane of the token of a loop iteration.
 
@@ -125,6 +146,15 @@ class LaneOfToken(Fact):
     token: Symbol
     layout: str
     padding: str = "past"
+
+
+@dataclass(frozen=True, slots=True)
+class PreviousLane(Fact):
+    """The lane of the token before an iteration's `token`; no lane in the first."""
+
+    token: Symbol
+    layout: str
+    padding: str
 
 
 @dataclass(frozen=True, slots=True)
@@ -203,6 +233,9 @@ class Mask(Fact):
     if_true: frozenset[Condition]
     if_false: frozenset[Condition]
 
+    def implied(self, when: bool) -> frozenset[Condition]:
+        return self.if_true if when else self.if_false
+
 
 @dataclass(frozen=True, slots=True)
 class OffsetCounts(Fact):
@@ -223,6 +256,7 @@ class WithinLane(Fact):
         axis: t = `shift` + `stride` * index along it.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
         window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
+        exact: the opposite of `when` implies the opposite.
     """
 
     layout: str
@@ -234,6 +268,17 @@ class WithinLane(Fact):
     stride: int = 1
     window: int | None = None
     slope: int = 0
+    exact: bool = False
+
+    def implied(self, when: bool) -> frozenset[Condition]:
+        axis, rest = self.axis, (self.shift, self.token, self.stride, self.window)
+        if axis is None or rest != (0, None, 1, None) or not (when == self.when or self.exact):
+            return frozenset()
+        # t - back >= start, or t - back < stop
+        bound = OffsetEntry(self.layout, int(self.back < 0), axis, of_token=self.layout)
+        sign, by = (1, -self.back) if self.back > 0 else (-1, self.back - 1)
+        sign, by = (sign, by) if when == self.when else (-sign, -by - 1)
+        return frozenset({Condition(IndexSum(frozenset({(Iota(axis), sign), (bound, -sign)}), by))})
 
 
 @dataclass(frozen=True, slots=True)
@@ -296,11 +341,10 @@ class PlacedToken(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class SharedPadding(Fact):
-    """Elements of padding depend on shared inputs only."""
+class SharedElsewhere(Fact):
+    """Elements that break one of these conditions depend on shared inputs only."""
 
-    layout: str
-    axis: int
+    conditions: frozenset[Condition]
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,11 +32,14 @@ from ir_passes.proof.values import (
     Iota,
     OffsetEntry,
     PageEntry,
+    PreviousLane,
     RealToken,
     SlotEntry,
     Tiles,
     TokenOf,
+    TokenSpan,
     Value,
+    WithinLane,
 )
 from ir_passes.proof.views import left
 
@@ -166,10 +169,9 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
         return outputs, test
 
     is_array_condition = condition.jaxpr.outvars[0].aval.shape != ()
-    tokens = {
-        OneLane(Symbol(index, size), packed=name) for name, size in prover.bound.layouts.items() if size and counted
-    }
-    neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=False)
+    layouts = prover.bound.layouts.items() if counted else ()
+    tokens = {OneLane(Symbol(index, size), packed=name): False for name, size in layouts if size}
+    neighbours = partial(token_windows.carried, site, tokens=tokens)
     carry, test = _fixpoint(site, list(first), run_body, counters, mark, neighbours)
     if test[0].range == FALSE and not isinstance(test[0].owner, Mixed):  # no iteration, of an idle lane or at all
         carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
@@ -241,6 +243,10 @@ def _initial_carry(site: Site, value: Value, counter: Any) -> Value:
 def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
     """Widen a carry: keep facts that an iteration does not change."""
     joined = join_values(site, old, new)
+    # a first value that is no lane: the fixpoint shows if the carry is the previous token's lane from then on
+    is_no_lane = old.range is not None and (old.range[1] < 0 or old.range[0] > site.prover.bound.lanes)
+    if is_no_lane and old.fact is None and isinstance(new.fact, PreviousLane):
+        joined = joined.replace(fact=new.fact)
     keeps_bounds = counter is not None or hull(old.range, new.range) == old.range
     version = None if joined.version is None else old.version
     return joined.replace(number=NONE, range=old.range if keeps_bounds else None, version=version)
@@ -249,6 +255,7 @@ def _widened_carry(site: Site, old: Value, new: Value, counter: Any) -> Value:
 def _after_iteration(site: Site, value: Value, mark: int) -> Value:
     """Refuse owners of one iteration, such as the lane of the loop's index."""
     owner = value.owner
+    value = value.replace(fact=None) if isinstance(value.fact, PreviousLane) else value
     if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol) and owner.lane.number >= mark:
         return Value(site.mixed(*refusals.CARRIED_LANE), range=value.range)
     if isinstance(owner, OneLane | LaneRows) and any(
@@ -297,11 +304,12 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         results = interpret(prover, body.jaxpr, body_consts, [*consts, *carry, *parts])
         return results[:num_carry], results[num_carry:]
 
-    tokens = set()
+    tokens, reverse = dict[OneLane, bool](), params["reverse"]
     for name, size in prover.bound.layouts.items():
-        tokens.add(OneLane(_symbol_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name))
-        tokens.add(OneLane(Symbol(iteration_number, size or length), packed=name))
-    neighbours = partial(token_windows.carried, site, tokens=tokens, reverse=params["reverse"])
+        tokens[OneLane(_symbol_of_iteration(site, loop, LaneRows(0, packed=name), length), packed=name)] = reverse
+        tokens[OneLane(Symbol(iteration_number, size or length), packed=name)] = reverse
+        tokens[OneLane(_from_the_end(site, name, loop, length), packed=name)] = not reverse
+    neighbours = partial(token_windows.carried, site, tokens=tokens)
     carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
     is_shared = all(isinstance(value.owner, Common) for value in operands)
     if prover.refine is not None and is_shared and not site.eqn.effects:
@@ -329,6 +337,8 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
             owner = OneLane(_symbol_of_iteration(site, loop, owner, shape[0]), owner.split, packed=owner.packed)
         else:
             owner = site.mixed(*refusals.LOOP_OVER_POOL)
+    elif isinstance(value.fact, TokenSpan) and value.fact == TokenSpan(value.fact.layout, 0, shape[0] - 1, -1):
+        owner = OneLane(_from_the_end(site, value.fact.layout, loop, shape[0]), packed=value.fact.layout)
     elif isinstance(value.fact, Tiles) and value.fact.tiles == 0 and not value.fact.rows.packed:
         owner = LaneRows(0, split=(_symbol_of_tile(site, loop, value.fact, shape[0]),))
     elif axis is not None:
@@ -344,8 +354,16 @@ def _slice_at_iteration(site: Site, value: Value, shape: tuple[int, ...], loop: 
             rows = LaneRows(0, packed=layout)
             return _symbol_of_iteration(site, loop, rows, shape[0]) if layout or lanes_are_rows else None
 
-        fact = at_index(value.fact, symbol_of) or relocated(value.fact, lambda axis: axis - 1 if axis else None)
+        if isinstance(value.fact, WithinLane) and (value.fact.shift, value.fact.stride) == (shape[0] - 1, -1):
+            in_order = replace(value.fact, shift=0, stride=1)
+            fact = at_index(in_order, lambda name: _from_the_end(site, name, loop, shape[0]))
+        fact = fact or at_index(value.fact, symbol_of) or relocated(value.fact, lambda axis: axis - 1 if axis else None)
     return Value(owner, NONE, value.range, fact, intact, site.prover.versions.part_of(value.version))
+
+
+def _from_the_end(site: Site, layout: str, loop: Number, length: int) -> Symbol:
+    """Return an iteration's token, in the opposite order from token `length - 1`."""
+    return Symbol(site.prover.number(("from the end", layout), loop), length)
 
 
 def _symbol_of_tile(site: Site, loop: Number, tiles: Tiles, length: int) -> Symbol:
@@ -386,6 +404,9 @@ def _stacked_output(site: Site, value: Value, loop: Number, sources: list[LaneRo
             is_number = rows == LaneRows(0, packed=rows.packed) and length == site.prover.bound.layouts.get(rows.packed)
             if owner == lane or (is_number and owner == by_number):
                 return Value(replace(rows, axis=0, unreduced=owner.unreduced), range=value.range, intact=intact)
+    if isinstance(owner, OneLane) and owner.lane == _from_the_end(site, owner.packed, loop, length):
+        fact = TokenSpan(owner.packed, 0, length - 1, -1)
+        return Value(site.mixed(*refusals.REVERSED_LANES), range=value.range, fact=fact)
     if isinstance(owner, PoolRows):
         view = left(owner.view, step)
         if view is None:

@@ -214,6 +214,19 @@ cases(
 )  # fmt: skip
 cases(*STATES, token_shift=lambda x, c, h0: token_shift(x, c, h0, first),
       token_shift_of_the_first=Leaks(lambda x, c, h0: token_shift(x, c, h0, lambda c: t == 0)))  # fmt: skip
+previous = lambda x: jnp.roll(x, 1, 0)
+w = numbers(D, D)
+after_first = lambda c: (position(c) >= 1)[:, None]
+cases(
+    PACKED, OF_PACKED,
+    projection_of_the_previous=lambda x, c: jnp.where(after_first(c), jax.nn.softmax(previous(x) @ w, -1), 0.0),
+    channels_of_the_previous=lambda x, c: jnp.where(after_first(c), lax.top_k(previous(x), D)[0] + x, 0.0),
+    projection_of_two_back=Leaks(lambda x, c: jnp.where(after_first(c), previous(previous(x)) @ w, 0.0)),
+    norm_of_previous_tokens=Leaks(lambda x, c: jnp.where(after_first(c), jax.nn.softmax(previous(x), 0), 0.0)),
+    projection_of_the_previous_in_reverse=Leaks(lambda x, c: jnp.where(after_first(c), (previous(x) @ w)[::-1], 0.0)),
+    order_of_the_previous=lambda x, c: jnp.where(
+        after_first(c), jnp.take_along_axis(x, jnp.argsort(previous(x), 1), 1), 0.0),
+)  # fmt: skip
 cases(
     *FULL,
     rotary=lambda x, c, cos: x * cos[position(c)],
@@ -316,14 +329,12 @@ cases(*COPIES, forked_rows=lambda pool, read, write: pool.at[write].set(pool[rea
 cases(*POOL, sums_of_tokens=lambda pool, s, x, c: pool.at[s[own(c)]].add(jnp.where((t < c[-1])[:, None], x, 0)),
       sums_of_tokens_past_the_end=lambda pool, s, x, c: (
           pool.at[jnp.where(ids(c) < N, s[own(c)], ROWS)].add(x, mode="drop")),
+      sums_of_tokens_and_of_one_more=Leaks(
+          lambda pool, s, x, c: pool.at[s[own(c)]].add(jnp.where((t <= c[-1])[:, None], x, 0))),
       sums_of_tokens_with_padding=Leaks(lambda pool, s, x, c: pool.at[s[own(c)]].add(x)))  # fmt: skip
 NOT_PROVED = OLDER | {
     "attention_with_a_finite_mask": FalseAlarm(
-        "a score may be smaller than the mask, which then has all the weight", "attention_by_ids"),
-    "score_of_next_token": FalseAlarm(
-        "the next token meets other values before the mask excludes it", "score_of_masked_next_token"),
-    "sums_of_tokens": FalseAlarm(
-        "padding adds zeros to the last lane's row, and an addition of zero counts as a write",
-        "sums_of_tokens_past_the_end"),
+        "no bound of the scores: one below the mask, as minus infinity, gives other lanes all the weight",
+        "attention_by_ids"),
 }  # fmt: skip
 """Steps that do not leak and are refused."""

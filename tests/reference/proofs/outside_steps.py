@@ -112,14 +112,19 @@ def recurrence_by_ids(x, c):
     return lax.scan(tok, jnp.zeros(D), (x, i == jnp.concatenate([jnp.array([-1]), i[:-1]])))[1]
 
 
-def recurrence_with_the_last_id(x, c):
-    def tok(s, a):
-        h, last = s
-        xt, i = a
-        h = jnp.where(i == last, h, 0.0) * 0.9 + xt
-        return (h, i), h
+def recurrence_by_the_last_id(is_kept, of=ids, next_id=lambda i, last: i):
+    """Return a step that keeps the state where `is_kept` of this and the last id."""
 
-    return lax.scan(tok, (jnp.zeros(D), jnp.int32(-1)), (x, ids(c)))[1]
+    def run(x, c):
+        def tok(s, a):
+            h, last = s
+            xt, i = a
+            h = jnp.where(is_kept(i, last), h, 0.0) * 0.9 + xt
+            return (h, next_id(i, last)), h
+
+        return lax.scan(tok, (jnp.zeros(D), jnp.int32(-1)), (x, of(c)))[1]
+
+    return run
 
 
 def windows(idx, c, places):
@@ -134,7 +139,10 @@ cases(
     segmented_scan_by_ids=lambda x, c: scanned(of_one_id, ids(c), x),
     scan_with_zero_decay=Leaks(scan_with_zero_decay),
     recurrence_by_ids=recurrence_by_ids,
-    recurrence_with_the_last_id=recurrence_with_the_last_id,
+    recurrence_with_the_last_id=recurrence_by_the_last_id(lambda i, last: i == last),
+    recurrence_with_the_last_clipped_id=recurrence_by_the_last_id(lambda i, last: ~(i != last), own),
+    recurrence_with_no_smaller_id=Leaks(recurrence_by_the_last_id(lambda i, last: i >= last)),
+    recurrence_with_the_next_id=Leaks(recurrence_by_the_last_id(lambda i, last: i == last + 1)),
     recurrence_reset_by_isin=lambda x, c: recurrence(x, jnp.isin(t, c[:-1])),
     recurrence_reset_by_marks=lambda x, c: recurrence(x, jnp.zeros(T, bool).at[c[:-1]].set(True)),
     recurrence_reset_at_any_start=lambda x, c: recurrence(x, (t[:, None] == c[None, :-1]).any(1)),
@@ -143,9 +151,16 @@ cases(
     recurrence_where_ids_rise=lambda x, c: recurrence(x, jnp.diff(ids(c), prepend=-1) > 0),
     recurrence_where_ids_rise_by_two=Leaks(lambda x, c: recurrence(x, jnp.diff(ids(c), prepend=-1) > 1)),
     recurrence_of_reversed_tokens=lambda x, c: recurrence(x[::-1], (t == c[own(c) + 1] - 1)[::-1])[::-1],
+    recurrence_of_reversed_tokens_by_starts=Leaks(
+        lambda x, c: recurrence(x[::-1], (t == c[own(c)])[::-1])[::-1]),
+    recurrence_of_reversed_tokens_alone=Leaks(lambda x, c: recurrence(x[::-1], t == c[own(c) + 1] - 1)[::-1]),
     recurrence_in_reverse=lambda x, c: recurrence(x, t == c[own(c) + 1] - 1, reverse=True),
     place_by_a_maximum=lambda x, c: x[jnp.maximum(t - 2, c[own(c)])],
     place_by_a_condition=lambda x, c: (lambda start: x[jnp.where(t - 2 > start, t - 2, start)])(c[own(c)]),
+    place_by_an_end=lambda x, c: x[jnp.where(t + 2 < c[own(c) + 1], t + 2, t)],
+    place_by_a_late_end=Leaks(lambda x, c: x[jnp.where(t + 2 <= c[own(c) + 1], t + 2, t)]),
+    place_by_an_early_condition=Leaks(
+        lambda x, c: (lambda start: x[jnp.where(t - 2 >= start - 1, t - 2, start)])(c[own(c)])),
     place_before_the_start=Leaks(lambda x, c: x[jnp.maximum(t - 2, jnp.maximum(c[own(c)] - 1, 0))]),
     places_clipped_to_the_lane=lambda x, c: x[
         jnp.clip(t[:, None] + jnp.arange(-1, 2), c[own(c)][:, None], c[own(c) + 1][:, None] - 1)].mean(1),
@@ -284,11 +299,23 @@ def tiles(mask=within, index=places, last=T - 1, clip=True):
     return run
 
 
-def tiles_scattered_flat(guard):
+def tiles_scattered_flat(guard, **mode):
     def run(x, c):
         i, p = own(c), position(c)
         flat = jnp.where(guard(c, p), i * WIDE + p, N * WIDE)
-        return jnp.zeros((N * WIDE, D)).at[flat].set(x, mode="drop").reshape(N, WIDE, D)
+        return jnp.zeros((N * WIDE, D)).at[flat].set(x, **(mode or {"mode": "drop"})).reshape(N, WIDE, D)
+
+    return run
+
+
+in_tile = lambda c, p: (t < c[-1]) & (p < WIDE)
+in_rows = lambda c: own(c) * WIDE + jnp.clip(position(c), 0, WIDE - 1)
+
+
+def tiles_read_back_flat(places, **mode):
+    def run(x, c):
+        sums = jnp.cumsum(tiles_scattered_flat(in_tile)(x, c), 1).reshape(N * WIDE, D)
+        return sums.at[places(c)].get(**mode)
 
     return run
 
@@ -309,7 +336,16 @@ cases(
         jnp.zeros((N, WIDE, D)).at[ids(c), jnp.minimum(position(c), WIDE - 1)].set(x, mode="drop")),
     tiles_scattered_and_dropped=lambda x, c: jnp.zeros((N, WIDE, D)).at[ids(c), position(c)].set(x, mode="drop"),
     tiles_scattered_flat=Leaks(tiles_scattered_flat(lambda c, p: t < c[-1])),
-    tiles_scattered_flat_and_guarded=tiles_scattered_flat(lambda c, p: (t < c[-1]) & (p < WIDE)),
+    tiles_scattered_flat_and_guarded=tiles_scattered_flat(in_tile),
+    tiles_scattered_flat_and_clamped=Leaks(tiles_scattered_flat(in_tile, mode="clip")),
+    tiles_scattered_flat_by_ids=lambda x, c: (
+        jnp.zeros((N * WIDE, D)).at[ids(c) * WIDE + t % WIDE].add(x, mode="drop").reshape(N, WIDE, D)),
+    tiles_scattered_flat_in_8_bits=Leaks(
+        lambda x, c: (
+            jnp.zeros((120, D)).at[ids(c).astype(jnp.int8) * jnp.int8(40) + (t + 30).astype(jnp.int8)]
+            .add(x, mode="drop").reshape(N, 40, D))),
+    tiles_scattered_flat_with_padding=Leaks(
+        lambda x, c: jnp.zeros((N * WIDE, D)).at[in_rows(c)].add(x).reshape(N, WIDE, D)),
     tiles_sliced_by_lane=lambda x, c: jnp.where(
         within(c)[..., None], jax.vmap(lambda i: sliced(x, c[i]))(jnp.arange(N)), 0),
     tiles_sliced_by_start=lambda x, c: jnp.where(within(c)[..., None], jax.vmap(lambda s: sliced(x, s))(c[:-1]), 0),
@@ -338,6 +374,18 @@ cases(
         jnp.zeros_like(x).at[jnp.where(ok, idx, T).reshape(-1)].set(tl.reshape(-1, D), mode="drop"))),
     tiles_added_back=put_back(
         lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[idx].add(jnp.where(ok[..., None], tl, 0), mode="drop")),
+    tiles_added_back_one_later=Leaks(put_back(
+        lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[idx + 1].add(jnp.where(ok[..., None], tl, 0), mode="drop"))),
+    tiles_added_back_elsewhere=Leaks(put_back(
+        lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[idx].add(jnp.where(ok[..., None], 0, tl + 1), mode="drop"))),
+    tiles_added_back_scaled=Leaks(put_back(lambda x, tl, idx, ok, c: jnp.zeros_like(x).at[idx].add(
+        jnp.where(ok[..., None], tl, 0) * x[jnp.maximum(c[1:] - 1, 0)][:, None], mode="drop"))),
+    tiles_read_back_flat=tiles_read_back_flat(in_rows),
+    tiles_read_back_by_a_mask=tiles_read_back_flat(
+        lambda c: jnp.where(in_tile(c, position(c)), own(c) * WIDE + position(c), N * WIDE),
+        mode="fill", fill_value=0),
+    tiles_read_back_by_a_mask_and_clamped=Leaks(tiles_read_back_flat(
+        lambda c: jnp.where(in_tile(c, position(c)), own(c) * WIDE + position(c), N * WIDE), mode="clip")),
     tiles_back_without_a_mask=Leaks(tiles_back_without_a_mask),
 )  # fmt: skip
 
@@ -512,20 +560,11 @@ class FalseAlarm(NamedTuple):
 
 
 NOT_PROVED = {
-    "tiles_scattered_flat_and_guarded": FalseAlarm(
-        "places of rows are a fact in two dimensions, not in a flat one", "tiles_scattered_and_dropped"),
-    "tiles_added_back": FalseAlarm(
-        "zeros are added to tokens of other lanes, and an addition of zero counts as a write", "tiles_scattered_back"),
     "token_loop_by_vmap": FalseAlarm("a token for each lane, counted in one loop, is no fact", "token_loop_in_a_map"),
     "token_scan_with_a_mask": FalseAlarm(
         "the state is added to a token before the mask excludes other lanes", "token_loop_in_a_map"),
     "segmented_scan_by_ids": FalseAlarm(
         "an associative scan interleaves the ids, which then are no ids of tokens in line",
         "segmented_scan_by_kept_tokens"),
-    "recurrence_with_the_last_id": FalseAlarm(
-        "the carried id is a lane only from the second iteration on", "recurrence_by_ids"),
-    "recurrence_of_reversed_tokens": FalseAlarm(
-        "tokens in the opposite order are no tokens in line", "recurrence_in_reverse"),
-    "place_by_a_condition": FalseAlarm("a condition of two places is no limit", "place_by_a_maximum"),
 }  # fmt: skip
 """Steps that do not leak and are refused."""

@@ -10,7 +10,7 @@ from functools import partial
 from typing import Any, NamedTuple
 
 import numpy as np
-from facts.fact_sums import sum_or_mask_holds
+from facts.fact_sums import evaluated, sum_or_mask_holds, symbol_of
 from isolation_oracle import mapped, maps, null_rows, owned, pages, second_rows, segments
 from jaxpr_mutation import Subject
 
@@ -36,9 +36,10 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
+    RowPlaces,
     SameLane,
     SegmentIds,
-    SharedPadding,
+    SharedElsewhere,
     ShiftedIds,
     SlotEntry,
     Tiles,
@@ -309,6 +310,14 @@ def _faults_of(
             in_lane = (segment == reality.bound.lanes) & (padding == "lane") & reality.inside(rows)
             if ((rows != segment) & ~in_lane).any():
                 yield "is not the lane of each token"
+        case RowPlaces(axis, layout, padding, stride, masked) if layout in reality.segments:
+            rows = np.moveaxis(array, axis + 1, -1)
+            segment = reality.segments[layout][:, : rows.shape[-1]]
+            segment = segment.reshape(len(segment), *[1] * (rows.ndim - 2), -1)
+            is_past, is_padding = rows >= reality.bound.lanes * stride, segment == reality.bound.lanes
+            in_lane = (is_padding & (padding == "lane") & reality.inside(rows // stride)) | (is_past & masked)
+            if (~np.where(is_padding, is_past, rows // stride == segment) & ~in_lane).any():
+                yield "is in no row of the lane of each token"
         case ShiftedIds(axis, layout, padding, shift) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             token = np.arange(rows.shape[-1]) + shift
@@ -404,12 +413,19 @@ def _faults_of(
             merged = moved_axes.reshape(len(array), -1, *moved_axes.shape[3:])
             if _changed(reality, merged, rows, orders, where).any():
                 yield "has tiles that depend on other lanes"
-        case SharedPadding(layout, axis) if layout in reality.segments:
-            segment, base = reality.segments[layout], reality.claims.base
-            rows, padding = np.moveaxis(array, axis + 1, 1), segment == reality.bound.lanes
-            same_length = rows.shape[1] == padding.shape[1]
-            if same_length and (_by_row(differing(rows, rows[base])) & padding & padding[base]).any():
-                yield "has padding that is not shared"
+        case SharedElsewhere(conditions) if reality.segments:
+            differs = differing(array, array[reality.claims.base])
+            starts = {name: _starts(reality, name) for name in reality.segments}
+            sums = [each.sum for each in conditions if not any(map(symbol_of, dict(each.sum.terms)))]
+            for k, base in enumerate(reality.claims.base):
+                layouts = {name: (starts[name][k], lanes[k]) for name, lanes in reality.segments.items()}
+                broken = np.zeros(array.shape[1:], bool)
+                for total, is_known in (evaluated(each, broken.shape, layouts, {}) for each in sums):
+                    broken |= is_known & (total < 0)
+                is_alike = all((lanes[k] == lanes[base]).all() for lanes in reality.segments.values())
+                if is_alike and (differs[k] & broken).any():
+                    yield "has other elements than shared ones where a condition is broken"
+                    break
         case Finite(excluded):
             if is_one_of(array, excluded).any():
                 yield "is not finite"

@@ -63,6 +63,18 @@ def _scanned(rng: np.random.Generator, x: Array, first: Array) -> Array:
     return lax.associative_scan(combine, (first[:, None], x), reverse=reverse)[1]
 
 
+def _with_the_last(x: Array, numbers: Array, first: int, reverse: bool) -> Array:
+    """Return a recurrence that continues while a number equals the last one."""
+
+    def token(carry: Any, now: Any) -> Any:
+        state, last = carry
+        state = jnp.where(now[1] == last, state, 0.0) + now[0]
+        return (state, now[1]), state
+
+    begin = jnp.zeros(WIDTH), jnp.asarray(first, numbers.dtype)
+    return lax.scan(token, begin, (x, numbers), reverse=reverse)[1]
+
+
 def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]]]:
     """Return a step of at most `count` operations."""
 
@@ -103,8 +115,10 @@ def random_step(seed: int, count: int) -> Callable[..., tuple[Array, list[Array]
                 elif kind < 0.95:
                     pair = [value, pick(values, length)]
                     values.append(jnp.stack(pair, 1).reshape(-1, WIDTH) if filler else jnp.concatenate(pair))
-                else:
+                elif kind < 0.975:
                     values.append(_scanned(rng, value, pick(masks, length)))
+                else:
+                    values.append(_with_the_last(value, pick(numbers, length), filler, bool(rng.integers(4) == 0)))
             values = [array for array in values if 0 < array.shape[0] <= LONGEST]
         return x, [*values, *masks, *numbers]
 

@@ -225,9 +225,7 @@ def lane_number(start: OffsetEntry) -> int | Symbol | None:
 
 
 def conditions_of(fact: Fact | None, when: bool) -> frozenset[Condition]:
-    if not isinstance(fact, Mask):
-        return frozenset()
-    return fact.if_true if when else fact.if_false
+    return frozenset() if fact is None else fact.implied(when)
 
 
 def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> frozenset[Condition]:

@@ -51,9 +51,10 @@ from ir_passes.proof.values import (
     PageEntry,
     PlacedToken,
     RealToken,
+    RowPlaces,
     SameLane,
     SegmentIds,
-    SharedPadding,
+    SharedElsewhere,
     ShiftedIds,
     SlotEntry,
     TokenOf,
@@ -82,10 +83,13 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         return fact if fact.lane is not None or new_axis_of(0) == 0 else None
     if isinstance(fact, IndexSum | Mask):
         return index_sums.mapped(fact, index_sums.with_axes(new_axis_of))
+    if isinstance(fact, SharedElsewhere):
+        mask = index_sums.mapped(Mask(fact.conditions, frozenset()), index_sums.with_axes(new_axis_of))
+        return SharedElsewhere(mask.if_true) if isinstance(mask, Mask) else None
     if isinstance(fact, OwnTokens):
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
-    if isinstance(fact, Iota | PlacedToken | SegmentIds | SharedPadding | ShiftedIds | TokenSpan | WithinLane):
+    if isinstance(fact, Iota | PlacedToken | RowPlaces | SegmentIds | ShiftedIds | TokenSpan | WithinLane):
         old = {name: getattr(fact, name, None) for name in ("axis", "window")}
         axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
         return None if None in axes.values() else replace(fact, **axes)
@@ -110,6 +114,9 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
         return token
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
+    fact = index.fact
+    if isinstance(fact, RowPlaces) and rows == LaneRows(axis, fact.stride) and access.full[axis] == lanes * fact.stride:
+        return None if fact.masked and not access.drops else tokens(access.index_axes[fact.axis], fact.layout)
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
     if by_lane and isinstance(index.fact, SegmentIds):
         return tokens(access.index_axes[index.fact.axis], index.fact.layout)
@@ -127,29 +134,58 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
 
 
 def put(site: Site, owner: LaneRows, updates: Value, access: Access) -> Owner | None:
-    """Return the owner of lanes after tokens are scattered to them.
+    """Return the owner of lanes after tokens write them, or of a lane's tokens.
 
     Padding may reach the last lane if everything that it writes is shared. Updates and indices have one owner.
     """
     for dim, index in access.columns.items():
-        if access.sizes[dim] != 1 or not isinstance(index.fact, SegmentIds) or not isinstance(index.owner, Common):
+        layout = _layout_of_masked_places(site, owner, updates, access, dim)
+        if layout is not None:
+            return tokens(dim, layout)
+        fact, is_single = index.fact, access.sizes[dim] == 1 and isinstance(index.owner, Common)
+        if not isinstance(fact, SegmentIds | RowPlaces) or not is_single or fact.axis >= len(access.index_axes):
             continue
-        if index.fact.axis >= len(access.index_axes):
+        is_masked = isinstance(fact, RowPlaces) and fact.masked and not access.drops
+        if owner != tokens(access.index_axes[fact.axis], fact.layout) or is_masked:
             continue
-        if owner != tokens(access.index_axes[index.fact.axis], index.fact.layout):
-            continue
-        shared = updates.fact == SharedPadding(owner.packed, owner.axis)
-        is_row = access.drops or access.full[dim] >= site.prover.bound.lanes  # no lane is clamped to another
+        shared, stride = pads_with_shared(site, updates, owner), getattr(fact, "stride", 1)
+        # no lane is clamped to another
+        is_row = access.drops or access.full[dim] >= site.prover.bound.lanes * stride
         shared = shared and is_row and isinstance(access.owners(site, without=dim), Common)
-        if not shared and not drops_padding(site, index.fact, access, dim):
+        if not shared and not drops_padding(site, fact, access, dim):
             return site.mixed(*refusals.PADDING_TO_A_LANE)
-        return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim)
+        return OneLane(0) if access.full[dim] == site.prover.bound.lanes == 1 else LaneRows(dim, stride)
     return None
 
 
-def drops_padding(site: Site, fact: SegmentIds | LaneOfToken, access: Access, dim: int) -> bool:
+def _layout_of_masked_places(site: Site, owner: LaneRows, updates: Value, access: Access, dim: int) -> str | None:
+    """Return the layout of places in the writing lane; elements elsewhere are shared."""
+    index, fact = access.columns[dim], updates.fact
+    if not isinstance(index.fact, IndexSum) or not isinstance(fact, SharedElsewhere) or access.sizes[dim] != 1:
+        return None
+    if max(index_sums.axes_of(index.fact), default=0) >= len(access.index_axes) or index.owner != COMMON:
+        return None
+    place = index_sums.with_axes(lambda axis: access.index_axes[axis])(index.fact)
+    for start in starts_of_lanes(fact.conditions):
+        tokens, is_all = site.prover.bound.layouts[start.layout], owner == LaneRows(start.axis or 0)
+        if tokens is None or start.axis is None or start.of_token or not is_all:
+            continue
+        limit = tokens if access.drops else access.full[dim]  # a place in the lane is not clamped
+        is_specified = min(limit, tokens if index.fact.below is None else index.fact.below) >= tokens
+        has_all_lanes = access.window_shape[start.axis] == site.prover.bound.lanes
+        if place and is_specified and has_all_lanes and index_sums.in_lane(place, start, fact.conditions):
+            return start.layout
+    return None
+
+
+def pads_with_shared(site: Site, updates: Value, owner: LaneRows) -> bool:
+    real = token_layout.real_tokens(site, owner.packed, Iota(owner.axis)).sum
+    return isinstance(updates.fact, SharedElsewhere) and index_sums.is_implied(real, updates.fact.conditions)
+
+
+def drops_padding(site: Site, fact: SegmentIds | RowPlaces | LaneOfToken, access: Access, dim: int) -> bool:
     """True if a scatter by lane writes no padding to a lane's row."""
-    is_dropped = access.drops or access.full[dim] > site.prover.bound.lanes
+    is_dropped = access.drops or access.full[dim] > site.prover.bound.lanes * getattr(fact, "stride", 1)
     return fact.padding == "none" or (fact.padding == "past" and is_dropped)
 
 
@@ -253,13 +289,13 @@ def refine(site: Site, operands: list[Value], results: list[Value]) -> list[Valu
         for value, (fact, bounds), shape in zip(results, layout_facts, ir.shapes(site.eqn.outvars), strict=True)
     ]
     if len(results) != 1:
-        return results
+        return token_windows.row_by_row(site, operands, results)
     if 0 in site.shape and not isinstance(results[0].owner, PoolRows):
         return [results[0].replace(owner=COMMON)]  # no element, as in a remainder of an associative scan
     result = token_layout.refined(site, operands, results[0])
     for rule in _REFINED.get(site.name, (_computed, token_windows.computed) if site.name in ELEMENTWISE else ()):
         result = rule(site, operands, result)
-    return [result]
+    return token_windows.row_by_row(site, operands, [result])
 
 
 def _tokens_of(value: Value) -> frozenset[LaneRows] | None:
@@ -315,22 +351,32 @@ def _computed(site: Site, operands: list[Value], result: Value) -> Value:
             return result.replace(fact=fact)
     if pair is not None and isinstance(result.owner, Mixed):
         return result.replace(fact=pair)
-    shared = _shared_padding(site, operands)
-    if shared is not None and not result.fact and result.owner == tokens(*shared):
-        return result.replace(fact=SharedPadding(shared[1], shared[0]))
+    shared = _shared_elsewhere(site, operands)
+    if shared is not None and not result.fact and isinstance(result.owner, LaneRows | OneLane):
+        return result.replace(fact=shared)
     return result if result.fact else result.replace(fact=_limited_numbers(site, operands))
 
 
-def _shared_padding(site: Site, operands: list[Value]) -> tuple[int, str] | None:
-    facts = {value.fact for value in operands if isinstance(value.fact, SharedPadding)}
-    if len(facts) != 1:
+def _shared_elsewhere(site: Site, operands: list[Value]) -> SharedElsewhere | None:
+    facts = {value.fact for value in operands if not isinstance(value.owner, Common)}
+    (fact,) = facts if len(facts) == 1 else (None,)
+    if not isinstance(fact, SharedElsewhere):
         return None
-    (fact,) = facts
-    for k, value in enumerate(operands):
-        pads_alike = value.fact == fact and is_full(site, k, (fact.axis,))
-        if not pads_alike and not isinstance(value.owner, Common):
-            return None
-    return fact.axis, fact.layout
+    axes = {axis for condition in fact.conditions for axis in index_sums.axes_of(condition.sum)}
+    is_aligned = (isinstance(value.owner, Common) or is_full(site, k, axes) for k, value in enumerate(operands))
+    return fact if all(is_aligned) else None
+
+
+def _masked(site: Site, operands: list[Value], result: Value) -> Value:
+    """Select between a lane's and shared elements by a mask with conditions."""
+    mask, *cases = operands
+    if len(cases) != 2 or result.fact or not isinstance(result.owner, LaneRows | OneLane):
+        return result
+    for when, other in ((True, cases[0]), (False, cases[1])):
+        conditions = index_sums.full_conditions(site, 0, mask.fact, when)
+        if conditions and isinstance(other.owner, Common):
+            return result.replace(fact=SharedElsewhere(conditions))
+    return result
 
 
 def _finite_mask(site: Site, operands: list[Value]) -> IsFinite | None:
@@ -516,7 +562,7 @@ def _literal(site: Site, atom: Any) -> float | None:
 
 
 _REFINED = {
-    "select_n": (_selected, token_windows.selected, token_tiles.selected),
+    "select_n": (_selected, token_windows.selected, token_tiles.selected, _masked),
     "dot_general": (_product,),
     "gather": (token_windows.gathered,),
     "concatenate": (token_windows.joined,),

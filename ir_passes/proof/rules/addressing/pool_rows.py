@@ -6,9 +6,10 @@ from typing import Any
 
 from ir_passes.contract.contract import PageTable, SlotMap
 from ir_passes.proof import advice, refusals
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of
 from ir_passes.proof.prover import RowAccess
 from ir_passes.proof.refusals import RefusalText
+from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.addressing.access import Access, constant_of
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.slot_maps import counts_within, device_fault, map_fault
@@ -50,6 +51,7 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     if access.whole(axis):
         return _write_part(site, operand, updates, access)
+    access = access if replaces else _without_padding(site, updates, access, axis)
     if _writes_null_row(site, pool, access):
         return operand.replace(number=0, version=site.prover.versions.succeed(operand.version))
     rows = _row_owner(site, pool, access, write=True)
@@ -77,6 +79,16 @@ def write(site: Site, operand: Value, updates: Value, access: Access, replaces: 
         intact = restored if replaces else None
     successor = replace(pool, writers=pool.writers | {index.leaf})
     return Value(successor, intact=intact, version=site.prover.versions.succeed(operand.version))
+
+
+def _without_padding(site: Site, updates: Value, access: Access, axis: int) -> Access:
+    """Return the access without padding, if padding adds shared elements."""
+    index = access.columns.get(axis, Value())
+    is_shared = isinstance(updates.owner, LaneRows) and packed_tokens.pads_with_shared(site, updates, updates.owner)
+    if not isinstance(index.fact, SlotEntry) or not is_shared or access.owners(site, without=axis) != COMMON:
+        return access
+    fact = replace(index.fact, alternatives=index.fact.alternatives - {"last"})
+    return replace(access, columns={**access.columns, axis: index.replace(fact=fact)})
 
 
 def _writes_null_row(site: Site, pool: PoolRows, access: Access) -> bool:

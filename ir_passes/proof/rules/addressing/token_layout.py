@@ -19,6 +19,7 @@ from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symb
 from ir_passes.proof.rules.addressing import index_sums, token_tiles
 from ir_passes.proof.rules.addressing.access import constant_of, of_gather, of_scatter
 from ir_passes.proof.rules.addressing.index_sums import (
+    conditions_of,
     difference,
     entry_of,
     is_full,
@@ -41,7 +42,9 @@ from ir_passes.proof.values import (
     OffsetCounts,
     OffsetEntry,
     OwnTokens,
+    PreviousLane,
     Range,
+    RowPlaces,
     SegmentIds,
     ShiftedIds,
     TokenOf,
@@ -51,7 +54,9 @@ from ir_passes.proof.values import (
     WithinLane,
 )
 
-LAYOUT_FACTS = (IndexSum, Mask, OffsetCounts, OwnTokens, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane)
+LAYOUT_FACTS = (
+    IndexSum, Mask, OffsetCounts, OwnTokens, RowPlaces, SegmentIds, ShiftedIds, TokenOf, TokenOfLane, WithinLane,
+)  # fmt: skip
 """Facts about arrays that depend on the layout alone."""
 _FactAndBounds = tuple[Fact, Range | None]
 
@@ -115,12 +120,41 @@ def _combined(site: Site, operands: list[Value]) -> _FactAndBounds | None:
             return token, None
     x, y = _operands(site, operands)
     if x is None or y is None:
-        return None
+        places = _places_in_rows(site, x, operands[1]) or _places_in_rows(site, y, operands[0])
+        return None if places is None or site.name != "add" else (places, None)
     for constant in (x, y):
         is_length = constant.by >= max(site.shape, default=0) and constant.by != 1
         if not constant.terms and is_length and site.name == "add":
             return None  # an index from the end of an axis, which `PlusConstant` follows
     return _as_result(site, difference(x, y) if site.name == "sub" else total([*x.terms, *y.terms], x.by + y.by))
+
+
+def _places_in_rows(site: Site, start: IndexSum | None, offset: Value) -> RowPlaces | None:
+    """Return the fact about places at a multiple of ids plus a smaller offset."""
+    ((ids, stride),) = start.terms if start is not None and len(start.terms) == 1 and not start.by else ((None, 0),)
+    is_smaller = offset.range is not None and 0 <= offset.range[0] and offset.range[1] < stride
+    # padding has the number of lanes as id: a place that wraps would be in another lane's row
+    is_exact = _dtype_holds(site, stride * (site.prover.bound.lanes + 1))
+    if not isinstance(ids, SegmentIds) or not is_smaller or not is_exact:
+        return None
+    return RowPlaces(ids.axis, ids.layout, ids.padding, stride)
+
+
+def _masked_places_in_rows(site: Site, mask: Value, cases: list[Value]) -> RowPlaces | None:
+    """Return the fact about places of lanes under a mask, past all places elsewhere."""
+    for when in (False, True):
+        place, filler = sum_of(cases[when]), cases[not when].range
+        if place is None or place.below is not None or filler is None:
+            continue
+        for ids, stride in place.terms:
+            if not isinstance(ids, SegmentIds) or stride <= 0 or filler[0] < stride * site.prover.bound.lanes:
+                continue
+            offset = difference(place, total([(ids, stride)]))
+            ends = offset, difference(IndexSum(frozenset(), stride - 1), offset)
+            is_real = padding_of(site, mask.fact, when, ids.layout, Iota(ids.axis))
+            if is_real and all(index_sums.is_implied(end, conditions_of(mask.fact, when)) for end in ends):
+                return RowPlaces(ids.axis, ids.layout, "past", stride, masked=True)
+    return None
 
 
 def _scaled(site: Site, operands: list[Value]) -> _FactAndBounds | None:
@@ -145,7 +179,7 @@ def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         for condition in sorted(conditions, key=str):
             lane_mask = _within(site, condition, when)
             if lane_mask is not None:
-                return lane_mask, None
+                return replace(lane_mask, exact=site.name not in ("eq", "ne")), None
     terms = difference(x, y).terms
     return (mask, None) if len(terms) > 1 or (x.terms and y.terms and terms) else None
 
@@ -232,6 +266,10 @@ def _same_ids(site: Site, operands: list[Value]) -> WithinLane | None:
     bounds are.
     """
     name, sides = _without_difference(site, operands)
+    for x, y in ((sides[0].fact, sides[1].fact), (sides[1].fact, sides[0].fact)):
+        is_previous = isinstance(x, LaneOfToken) and y == PreviousLane(x.token, x.layout, x.padding)
+        if isinstance(x, LaneOfToken) and is_previous and name in ("eq", "ne"):
+            return WithinLane(x.layout, None, 1, name == "eq", token=x.token)
     first, second = sorted(sides, key=lambda value: getattr(value.fact, "shift", 0))
     x, y = first.fact, second.fact
     if not isinstance(x, SegmentIds | ShiftedIds) or not isinstance(y, SegmentIds | ShiftedIds):
@@ -306,23 +344,25 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if len(operands) != 3 or site.shapes[0] != site.shape:
         return None
     mask, x, _ = operands
-    tokens = token_tiles.masked_places(site, mask, operands[1:])
+    tokens = token_tiles.masked_places(site, mask, operands[1:]) or _masked_places_in_rows(site, mask, operands[1:])
     if tokens is not None:
         return tokens, None
-    if mask.fact == Negative(x.number):
-        token_of, index = token_of_lane(x.fact), sum_of(x)
+    index = sum_of(x)
+    if mask.fact == Negative(x.number) or (index is not None and mask.fact == _conditions("lt", index)):
+        token_of = token_of_lane(x.fact)
         if token_of is not None:
             return token_of, None  # negative only for a lane without tokens
-        if isinstance(x.fact, OwnTokens | TokenOf):
+        if isinstance(x.fact, OwnTokens | RowPlaces | TokenOf):
             return x.fact, None  # never negative
         is_sum = index is not None and index.terms and not isinstance(x.fact, SegmentIds)
         below = None if index is None else index.below
         return (replace(index, below=below or index_sums.NON_NEGATIVE), None) if index is not None and is_sum else None
     for when in (False, True):
         ids, filler = operands[1 + when].fact, operands[2 - when]
-        if not isinstance(ids, SegmentIds | LaneOfToken) or filler.range is None:
+        if not isinstance(ids, SegmentIds | RowPlaces | LaneOfToken) or filler.range is None:
             continue
-        lanes, token = site.prover.bound.lanes, Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token)
+        token = Turn(ids.token) if isinstance(ids, LaneOfToken) else Iota(ids.axis)
+        lanes = site.prover.bound.lanes * getattr(ids, "stride", 1)
         padding = "past" if filler.range == (lanes, lanes) else "lane"
         is_lane = 0 <= filler.range[0] and filler.range[1] < lanes + (padding == "past")
         if is_lane and padding_of(site, mask.fact, when, ids.layout, token) == "exact":
@@ -363,6 +403,7 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     if lane_masks:
         if not all(isinstance(value.owner, Common) for value in operands):
             return None
+        lane_masks = [replace(fact, exact=False) for fact in lane_masks]
         united = _united(lane_masks[0], lane_masks[1]) if len(lane_masks) == 2 else None
         return united or max(lane_masks, key=lambda fact: abs(fact.back)), None
     sides = [

@@ -20,7 +20,7 @@ from ir_passes.proof.rules.addressing.index_sums import (
     entry_of,
     in_lane,
     index_limits,
-    is_never_negative,
+    is_implied,
     lane_number,
     single,
     sum_of,
@@ -42,11 +42,11 @@ def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | No
             is_past = tokens is not None and filler.range[0] >= tokens
             if axis is not None and _has_all_lanes(site, start) and is_past and in_lane(place, start, conditions):
                 return OwnTokens(start.layout, LaneRows(axis))
-    return None
+    return limited(site)
 
 
 def limited(site: Site) -> OwnTokens | None:
-    """Return the fact about a limited place that stays in the lane of its token.
+    """Return the fact about a limited or selected place in its token's lane.
 
     A maximum is at least the first token if an operand is, and at most the last one if both are.
     """
@@ -66,18 +66,23 @@ def _place(site: Site, atom: ir.Atom) -> IndexSum | None:
 
 
 def _within(site: Site, eqn: ir.JaxprEqn, first: IndexSum, last: IndexSum) -> tuple[bool, bool]:
-    """Return whether a limited place is at least the first, at most the last token."""
-    bounds = []
-    for atom in eqn.invars:
-        place, maker = _place(site, atom), site.maker(atom)
+    """Return whether a place is at least the first, at most the last token."""
+    bounds, operands, mask = list[tuple[bool, bool]](), eqn.invars, None
+    if eqn.primitive.name == "select_n":
+        mask, *operands = eqn.invars
+        mask = site.prover.read(site.env, mask).fact if ir.shape_of(mask) == site.shape else None
+    for k, atom in enumerate(operands):
+        place, maker, conditions = _place(site, atom), site.maker(atom), conditions_of(mask, bool(k))
         if place is not None:
-            bounds.append((is_never_negative(difference(place, first)), is_never_negative(difference(last, place))))
-        elif maker is not None and maker.primitive.name in ("max", "min"):
+            ends = difference(place, first), difference(last, place)
+            bounds.append((is_implied(ends[0], conditions), is_implied(ends[1], conditions)))
+        elif maker is not None and maker.primitive.name in ("max", "min", "select_n"):
             bounds.append(_within(site, maker, first, last))
         else:
             bounds.append((False, False))
     begins, stops = zip(*bounds, strict=True)
-    return (any(begins), all(stops)) if eqn.primitive.name == "max" else (all(begins), any(stops))
+    begin, stop = {"max": (any, all), "min": (all, any)}.get(eqn.primitive.name, (all, all))
+    return begin(begins), stop(stops)
 
 
 def _has_all_lanes(site: Site, start: OffsetEntry) -> bool:

@@ -12,14 +12,14 @@ More than 300 lines: one rule for each operation on neighbouring tokens.
 
 from dataclasses import replace
 
-from ir_passes.jaxpr.primitives import ELEMENTWISE
+from ir_passes.jaxpr.primitives import ELEMENTWISE, OPAQUE, WITH_BODIES
 from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
+from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol, axis_of, moved
 from ir_passes.proof.rules.addressing import token_layout, token_tiles
 from ir_passes.proof.rules.addressing.access import of_gather
 from ir_passes.proof.rules.addressing.index_sums import sum_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Iota, Mask, PlacedToken, SharedPadding, TokenSpan, Value, WithinLane
+from ir_passes.proof.values import Iota, LaneOfToken, Mask, PlacedToken, PreviousLane, TokenSpan, Value, WithinLane
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -28,12 +28,15 @@ def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
     return Symbol(number, token.size)
 
 
-def carried(site: Site, value: Value, tokens: set[OneLane], reverse: bool) -> Value | None:
-    """Return the next iteration's carry, if it depends on one of this iteration's `tokens`."""
-    owner = value.owner
+def carried(site: Site, value: Value, tokens: dict[OneLane, bool]) -> Value | None:
+    """Return the next iteration's carry; `tokens`: token -> True in the opposite order."""
+    owner, fact = value.owner, value.fact
+    if isinstance(fact, LaneOfToken) and isinstance(owner, Common):
+        in_order = tokens.get(OneLane(fact.token, packed=fact.layout)) is False
+        return value.replace(fact=PreviousLane(fact.token, fact.layout, fact.padding)) if in_order else None
     if not isinstance(owner, OneLane) or not isinstance(owner.lane, Symbol) or owner not in tokens:
         return None
-    return value.replace(owner=replace(owner, lane=neighbour(site, owner.lane, reverse)))
+    return value.replace(owner=replace(owner, lane=neighbour(site, owner.lane, tokens[owner])), fact=None)
 
 
 def selected(site: Site, operands: list[Value], result: Value) -> Value:
@@ -72,9 +75,6 @@ def _by_padding(site: Site, mask: Value, cases: list[Value], result: Value) -> V
             continue
         other = cases[not when].owner
         owners = [owner, owner if real == "exact" else other]
-        if isinstance(other, Common) and isinstance(owner, LaneRows) and result.fact is None:
-            if site.join(mask.owner, *owners) == owner:
-                return result.replace(owner=owner, fact=SharedPadding(owner.packed, owner.axis))
         return _joined(site, mask, owners, result)
     return result
 
@@ -259,6 +259,32 @@ def computed(site: Site, operands: list[Value], result: Value) -> Value:
     if axes or len(known_spans) < len(spans) or not full_length:
         return result
     return _with_span(site, result, _hull(known_spans), length)
+
+
+def row_by_row(site: Site, operands: list[Value], results: list[Value]) -> list[Value]:
+    """Return the tokens of rows that an operation keeps apart.
+
+    Its rule shows it for rows of another layout: then row r of a result depends on rows r of the operands alone.
+    """
+    values = [value for value in operands if not isinstance(value.owner, Common)]
+    spans = [span for value in values if (span := _span(site, value, None, 0)) is not None and span.axis is not None]
+    is_known = any(value.fact or not isinstance(value.owner, Mixed) for value in results)
+    if is_known or not spans or len(spans) < len(values) or site.name in WITH_BODIES | OPAQUE:
+        return results
+    hull, axes = _hull([replace(span, axis=0) for span in spans]), (span.axis or 0 for span in spans)
+    layout = "".join(site.prover.bound.layouts) + "rows"  # of no array
+    rows = [
+        value if isinstance(value.owner, Common) else Value(LaneRows(next(axes), packed=layout), range=value.range)
+        for value in operands
+    ]
+    with site.prover.trial():
+        owners = [value.owner for value in site.by_rule(rows)]
+    return [
+        value.replace(fact=replace(hull, axis=axis_of(owner)))
+        if hull and moved(owner, 0) == LaneRows(0, packed=layout) and isinstance(value.owner, Mixed)
+        else value
+        for value, owner in zip(results, owners, strict=True)
+    ]
 
 
 def _interleaved(site: Site, placed_facts: list[PlacedToken], other_operands: list[Value], result: Value) -> Value:

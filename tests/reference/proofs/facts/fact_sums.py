@@ -54,12 +54,13 @@ def evaluated(
 def sum_or_mask_holds(fact: IndexSum | Mask, array: np.ndarray, layouts: Layouts) -> bool:
     """True if a fact holds of an array for some numbers of its loop iterations."""
     sums = [fact] if isinstance(fact, IndexSum) else [each.sum for each in (*fact.if_true, *fact.if_false)]
-    symbols = list({symbol for each in sums for term, _ in each.terms if (symbol := _symbol(term)) is not None})
+    symbols = list({symbol for each in sums for term, _ in each.terms if (symbol := symbol_of(term)) is not None})
     choices = product(*(range(max(symbol.size, 1)) for symbol in symbols))
     return any(_holds(fact, array, layouts, dict(zip(symbols, each, strict=True))) for each in choices)
 
 
-def _symbol(term: object) -> Symbol | None:
+def symbol_of(term: object) -> Symbol | None:
+    """Return the number of the iteration of a term, if any."""
     return term.symbol if isinstance(term, Turn | OffsetEntry) else None
 
 

@@ -191,7 +191,7 @@ class Assumption(StatementId):
     )
     WRITTEN_RESULTS = (
         "written-results",
-        "No output depends on elements of the kernel's results that no step of its grid writes.",
+        "No output depends on what an element of a block of results holds before it is written, each time the block begins.",
     )
     OPAQUE_IDLE = (
         "opaque-idle",

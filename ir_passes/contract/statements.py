@@ -191,7 +191,7 @@ class Assumption(StatementId):
     )
     WRITTEN_RESULTS = (
         "written-results",
-        "No output depends on what an element of a block of results holds before it is written, each time the block begins.",
+        "No output depends on what a block of the kernel's results holds before it is written, each time it begins.",
     )
     OPAQUE_IDLE = (
         "opaque-idle",

@@ -200,7 +200,8 @@ class ComputedGrid:
     its axis. All else is proved. The certificate lists it with every call. A name is of one function, in any shapes.
 
     Attributes:
-        written: no output of the step depends on elements of the kernel's results that no step of its grid writes.
+        written: no output of the step depends on what an element of a result's block holds before it is written. A
+            block begins anew in each step that follows one with another block.
     """
 
     written: bool = False

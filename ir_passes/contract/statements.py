@@ -191,7 +191,7 @@ class Assumption(StatementId):
     )
     WRITTEN_RESULTS = (
         "written-results",
-        "No output depends on elements of the kernel's results that no step of its grid writes.",
+        "No output depends on what a block of the kernel's results holds before it is written, each time it begins.",
     )
     OPAQUE_IDLE = (
         "opaque-idle",

@@ -149,7 +149,8 @@ def _subtracted(site: Site, result: Value, x: Value, y: Value) -> Value:
 
     min(x, y + c) - y is at most c if no subtraction wraps.
     """
-    if isinstance(x.fact, NotAbove) and x.fact.number == y.number and result.range is not None:
+    is_paired = site.shapes[0] == site.shapes[1]  # a reshape has the same number
+    if is_paired and isinstance(x.fact, NotAbove) and x.fact.number == y.number and result.range is not None:
         result = result.replace(range=(min(result.range[0], x.fact.by), min(result.range[1], x.fact.by)))
     slots = x.fact if isinstance(y.fact, DeviceOffset) and result.range is not None else None
     if isinstance(slots, SlotEntry) and slots.offset is None and slots.stride == 1:
@@ -207,7 +208,7 @@ def _equal(site: Site, result: Value, x: Value, y: Value) -> Value:
     for keys, classes, (shape, full) in ((x, y, site.shapes), (y, x, site.shapes[::-1])):
         if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
             vector = _broadcast_keys(keys, shape)
-            in_bounds = 0 <= keys.range[0] and keys.range[1] < full[classes.fact.axis]
+            in_bounds = 0 <= keys.range[0] and keys.range[1] < full[classes.fact.axis] == site.shape[classes.fact.axis]
             if vector is not None and vector.axis != classes.fact.axis and in_bounds:
                 result = result.replace(fact=OneHot(vector.number, vector.axis, classes.fact.axis))
     return result
@@ -222,7 +223,7 @@ def _broadcast_keys(value: Value, shape: tuple[int, ...]) -> BroadcastVector | N
 
 def _not_equal(site: Site, result: Value, x: Value, y: Value) -> Value:
     eqn = site.maker(site.eqn.invars[0])
-    if eqn is not None and eqn.primitive.name in ("sign", "rem"):
+    if eqn is not None and eqn.primitive.name in ("sign", "rem") and eqn.invars[0].aval.shape == site.shape:
         source = site.prover.read(site.env, eqn.invars[0])
         if eqn.primitive.name == "sign" and y.range == (1, 1) and source.range is not None and source.range[0] >= 0:
             return result.replace(fact=Implies(source.number, zero=True))
@@ -243,13 +244,18 @@ def _has_row(site: Site, x: Value, y: Value) -> HasRow | None:
 
 
 def _both(site: Site, result: Value, x: Value, y: Value) -> Value:
-    """Combine by and; false if the operands contradict each other."""
+    """Combine by and; false if the operands contradict each other.
+
+    Operands of two shapes are about other elements of one numbered value.
+    """
+    if site.shapes[0] != site.shapes[1]:
+        return result
     if isinstance(x.fact, Implies) and isinstance(y.fact, Implies):
         if x.fact.number == y.fact.number and x.fact.zero != y.fact.zero:
             return result.replace(range=FALSE)
     for sign, other in ((x, y), (y, x)):
         if isinstance(sign.fact, Negative) and isinstance(other.fact, Implies) and result.range != FALSE:
-            if other.fact.compared == sign.fact.number and site.shapes[0] == site.shapes[1]:
+            if other.fact.compared == sign.fact.number:
                 return sign  # a negative number is not zero
     return result
 

@@ -46,8 +46,8 @@ def collective(site: Site, *operands: Value) -> list[Value]:
 
 def _owner_after_exchange(site: Site, owner: Owner, axes: tuple[str, ...], shape: tuple[int, ...]) -> Owner:
     split = set(owner.split) if isinstance(owner, LaneRows | OneLane | PoolRows) else set()
-    if isinstance(owner, OneLane) and isinstance(owner.lane, Symbol):
-        split |= site.prover.device_varying
+    if any(isinstance(place, Symbol) for place in (*split, getattr(owner, "lane", None))):
+        split |= site.prover.device_varying  # each device has its own lane or block
     crossing = sorted(axis for axis in axes if axis in split)
     if crossing:
         return site.mixed(*refusals.crossing_exchange(crossing, isinstance(owner, PoolRows)))

@@ -99,6 +99,35 @@ def test_proved_blocks_are_those_of_a_tpu(seeds: range) -> None:
     assert sum(map(random_proved, seeds)) >= len(seeds) // 15
 
 
+def test_declared_results_need_new_blocks_for_outer_steps() -> None:
+    """The first step of an inner axis finds what the last one of the outer step before has stored."""
+
+    def body(blocks: Any, x: Any, out: Any) -> None:
+        @pl.when(pl.program_id(1) == 0)
+        def _() -> None:
+            out[...] = pltpu.roll(out[...], 1, 0)
+
+        @pl.when(pl.program_id(1) == 1)
+        def _() -> None:
+            out[...] = x[...]
+
+    def step(blocks: Array, x: Array) -> Any:
+        spec = pl.BlockSpec((ROWS, HALF), lambda outer, inner, blocks: (blocks[2 * outer + inner], 0))
+        grid = pltpu.PrefetchScalarGridSpec(num_scalar_prefetch=1, grid=(2, 2), in_specs=[spec], out_specs=spec)
+        call = pl.pallas_call(
+            body, grid_spec=grid, out_shape=jax.ShapeDtypeStruct(x.shape, x.dtype), interpret=pltpu.InterpretParams(),
+            compiler_params=pltpu.CompilerParams(),
+        )  # fmt: skip
+        return (call(jnp.clip(blocks, 0, 2), x),)
+
+    def draw(rng: np.random.Generator) -> tuple[Any, ...]:
+        return np.int32([0, 1, 1, 2]), rng.normal(size=(3 * ROWS, HALF)).astype(np.float32)
+
+    contract = replace(TILES, opaque={"body": ComputedGrid(written=True)})
+    assert leaks(step, contract, draw, seeds=range(1))
+    assert kinds(step, draw(np.random.default_rng(0)), contract) == {ViolationKind.OPAQUE}
+
+
 COUNT = np.int32(3)
 
 

@@ -97,6 +97,40 @@ def of_previous_turn(x, row):
     return lax.scan(turn, row, None, length=2)[1][1]
 
 
+def by_device(starts):
+    return lax.axis_index("data") * 2
+
+
+def by_part(starts):
+    return starts[0]
+
+
+def whole_block(block):
+    return block
+
+
+def row_of_block(block):
+    return jnp.zeros_like(block).at[1].set(block[1])
+
+
+def _exchanged(id: str, why: str, start: Any, exchange: Any, part: Any = whole_block) -> Mutant:
+    """Blocks of rows at a start for each device, exchanged and put back there."""
+
+    def local(starts, x):
+        place = (start(starts), 0)
+        block = exchange(part(lax.dynamic_slice(x, place, (2, x.shape[1]))))
+        return lax.dynamic_update_slice(x, block, place)[None]
+
+    contract = LaneContract(inputs=(Shared(), Lane()), outputs=Lane(axis=1))
+    draw = lambda rng: (np.int32([0, 2]), draw_advanced(rng)[2])
+    step = over(local, P("data"), P(), P("data"), check_vma=False)
+    return wrong(ADVANCED, id, "JAX", why, step, Kind.COLLECTIVE, contract=contract, draw=draw)
+
+
+def _swapped(block):
+    return lax.ppermute(block, "data", [(0, 1), (1, 0)])
+
+
 def _numbered(id: str, why: str, row: Callable[..., Any]) -> Mutant:
     step = over(lambda x: _summed_at(row(x), x), P(), P(), check_vma=False)
     contract = LaneContract(inputs=(Lane(),), outputs=Lane())
@@ -143,6 +177,13 @@ MUTANTS = (
           over(of_previous_turn, P(), P(), P(), check_vma=False), Kind.COLLECTIVE,
           contract=LaneContract(inputs=(Lane(), Shared()), outputs=Lane()),
           draw=lambda rng: (draw_advanced(rng)[2], np.int32(0))),
+    _exchanged("blocks-exchanged", "devices exchange blocks of rows at their own places", by_device, _swapped),
+    _exchanged("blocks-by-part", "devices exchange blocks at places that they get in parts", by_part, _swapped),
+    _exchanged("blocks-summed", "devices sum blocks of rows at their own places", by_device,
+               lambda block: lax.psum(block, "data")),
+    _exchanged("blocks-gathered", "devices gather blocks of rows at their own places", by_part,
+               lambda block: lax.all_gather(block, "data").sum(0)),
+    _exchanged("row-of-block", "devices exchange a row of their own blocks", by_device, _swapped, row_of_block),
     _apart("order-by-device", "Atlas#101", "the first device calls its collectives in another order than the others",
            first_device_first),
     _apart("idle-device-skips", "vLLM#41862", "a device without active lanes skips a collective", idle_device_skips,

@@ -61,12 +61,13 @@ OPTIONS: dict[str, dict[str, Any]] = {
     "gpu": {
         "xla_gpu_dot_merger_threshold_mb": 0,
         "xla_gpu_enable_command_buffer": GRAPH_COMMANDS,
-        "xla_disable_hlo_passes": "fusion-dynamic-memcpy-rewriter",
+        "xla_disable_hlo_passes": "fusion-dynamic-memcpy-rewriter,dynamic-slice-annotator",
     }
 }
 """XLA's compiler options by platform, below XLA_FLAGS.
 
-Merged products would copy their weights in every step. The host would launch a loop with slices as copies.
+Merged products would copy their weights in every step. The host would launch a loop with slices as copies, which the
+first pass makes in jax 0.10, and the second prepares in jax 0.11.
 """
 NO_TILES = "Couldn't find output tile sizes"
 """XLA's message about a product without Triton tiles."""

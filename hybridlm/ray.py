@@ -18,6 +18,7 @@ from hybridlm.errors import require_extra
 
 require_extra("hybridlm.ray", "ray", "ray")
 
+import numpy as np
 import pyarrow as pa
 import ray
 from ray.data import ActorPoolStrategy, Dataset
@@ -106,8 +107,8 @@ class _Worker:
 
     def __call__(self, batch: pa.Table) -> pa.Table:
         fields = self._task.row_fields
-        names = [name for name in batch.schema.names if name in (*COLUMNS, *fields)]
-        batch = pa.table({name: _plain(batch.column(name)) for name in names})
+        names = [str(name) for name in batch.schema.names if name in (*COLUMNS, *fields)]
+        batch = pa.table({name: _plain(batch.column(name), name) for name in names})
         columns_of(batch.schema, fields)
         ids = batch.schema.field("id").type if "id" in batch.schema.names else pa.null()
         value = ids.value_type if pa.types.is_dictionary(ids) else ids
@@ -118,8 +119,16 @@ class _Worker:
         return table_of(run_rows(self._task, rows, None), schema_of(pa.types.is_integer(value), columns), columns)
 
 
-def _plain(column: pa.ChunkedArray) -> pa.ChunkedArray | pa.Array:
-    """Return a column of Ray's own tensor type as lists, any other unchanged."""
+def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
+    """Return a column of Ray's tensors or Python objects as an Arrow array, others unchanged.
+
+    Raises:
+        ValueError: the column holds values of several types.
+    """
     if not isinstance(column.type, pa.ExtensionType):
         return column
-    return pa.array([None if row is None else row.tolist() for row in column.to_pylist()])
+    values = [row.tolist() if isinstance(row, np.ndarray) else row for row in column.to_pylist()]
+    try:
+        return pa.array(values)
+    except (pa.ArrowInvalid, pa.ArrowTypeError) as error:
+        raise ValueError(f"column {name}: expected values of one type in all rows, found others ({error})") from error

@@ -71,6 +71,45 @@ def test_an_actor_has_the_rows_of_a_file(worker: Any, text_lm: hybridlm.LM, tmp_
     assert [{**row, "error": None} for row in expected] == [{**row, "error": None} for row in actual]
 
 
+def test_python_objects_of_ray(worker: Any):
+    """Ray pickles columns that Arrow does not take: arrays next to null, or values of several types."""
+    import pickle
+
+    import pyarrow as pa
+
+    class Pickled(pa.ExtensionScalar):
+        def as_py(self, **unused: Any) -> Any:
+            return None if self.value is None else pickle.loads(self.value.as_py())
+
+    class Objects(pa.ExtensionType):
+        def __init__(self) -> None:
+            super().__init__(pa.binary(), "test.objects")
+
+        def __arrow_ext_serialize__(self) -> bytes:
+            return b""
+
+        @classmethod
+        def __arrow_ext_deserialize__(cls, storage: Any, serialized: bytes) -> Any:
+            return cls()
+
+        def __arrow_ext_scalar_class__(self) -> Any:
+            return Pickled
+
+    def column(*values: Any) -> Any:
+        storage = pa.array([None if value is None else pickle.dumps(value) for value in values], pa.binary())
+        return pa.chunked_array([pa.ExtensionArray.from_storage(Objects(), storage)])
+
+    def plain(*values: Any) -> list[Any]:
+        return worker._plain(column(*values), "token_ids").to_pylist()
+
+    assert plain(np.array([5, 6]), None, [7]) == [[5, 6], None, [7]]
+    assert plain("Ada", None) == ["Ada", None]
+    parts = [{"role": "user", "content": [{"type": "text", "text": "Ada"}]}]
+    for values in (("Ada", ["Ben", "Mia"]), ([5, 6], "Ada"), ([{"role": "user", "content": "Ada"}], parts)):
+        with pytest.raises(ValueError, match="column token_ids: expected values of one type in all rows"):
+            plain(*values)
+
+
 @pytest.mark.parametrize("task", [hybridlm.DecideTask(), hybridlm.BatchTask(), None])
 def test_tasks_that_fit_no_table_are_refused(worker: Any, task: Any):
     with pytest.raises(ValueError, match="task: expected a ScoreTask, EmbedTask or ClassifyTask"):

@@ -120,7 +120,7 @@ class _Worker:
 
 
 def _plain(column: pa.ChunkedArray, name: str) -> pa.ChunkedArray | pa.Array:
-    """Return a column of Ray's own types, tensors or Python objects, as an Arrow array; any other unchanged.
+    """Return a column of Ray's tensors or Python objects as an Arrow array, others unchanged.
 
     Raises:
         ValueError: the column holds values of several types.

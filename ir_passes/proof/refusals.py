@@ -505,7 +505,9 @@ NO_ENTRY = RefusalText(
     "{path} is left out of the contract, but holds {owner}",
     "give it an entry, or leave it out only where it is the same for every lane",
 )
-NOT_SHARED = RefusalText("{path} is declared Shared, but holds {owner}", "declare it Lane")
+NOT_SHARED = RefusalText(
+    "{path} is declared Shared, but holds {owner}", "declare it Lane; the next version of a pool is a Pool"
+)
 NO_LANES = RefusalText(
     "{path} is declared Lane(axis={axis}), but holds {owner}", "put the lanes in order along axis {axis}"
 )

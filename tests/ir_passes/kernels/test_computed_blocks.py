@@ -103,13 +103,7 @@ def test_declared_results_need_new_blocks_for_outer_steps() -> None:
     """The first step of an inner axis finds what the last one of the outer step before has stored."""
 
     def body(blocks: Any, x: Any, out: Any) -> None:
-        @pl.when(pl.program_id(1) == 0)
-        def _() -> None:
-            out[...] = pltpu.roll(out[...], 1, 0)
-
-        @pl.when(pl.program_id(1) == 1)
-        def _() -> None:
-            out[...] = x[...]
+        out[...] = lax.cond(pl.program_id(1) == 0, lambda: pltpu.roll(out[...], 1, 0), lambda: x[...])
 
     def step(blocks: Array, x: Array) -> Any:
         spec = pl.BlockSpec((ROWS, HALF), lambda outer, inner, blocks: (blocks[2 * outer + inner], 0))
@@ -121,7 +115,7 @@ def test_declared_results_need_new_blocks_for_outer_steps() -> None:
         return (call(jnp.clip(blocks, 0, 2), x),)
 
     def draw(rng: np.random.Generator) -> tuple[Any, ...]:
-        return np.int32([0, 1, 1, 2]), rng.normal(size=(3 * ROWS, HALF)).astype(np.float32)
+        return np.array([0, 1, 1, 2], np.int32), rng.normal(size=(3 * ROWS, HALF)).astype(np.float32)
 
     contract = replace(TILES, opaque={"body": ComputedGrid(written=True)})
     assert leaks(step, contract, draw, seeds=range(1))
@@ -276,9 +270,7 @@ def test_block_of_rows_of_the_iteration_before_is_refused() -> None:
     [
         lambda starts, x: (lax.dynamic_slice(x, (starts[0], 0), (LANES - 1, HALF)),),
         lambda starts, x: (
-            (x.at[pl.ds(0, 1)].set(lax.dynamic_slice(x, (starts[0], 0), (1, HALF))),)
-            if False
-            else (lax.dynamic_update_slice(x, lax.dynamic_slice(x, (starts[0], 0), (2, HALF)), (starts[1], 0)),)
+            lax.dynamic_update_slice(x, lax.dynamic_slice(x, (starts[0], 0), (2, HALF)), (starts[1], 0)),
         ),
         lambda starts, x: (lax.dynamic_slice(jnp.concatenate([x, x]), (starts[0], 0), (LANES, HALF)),),
     ],

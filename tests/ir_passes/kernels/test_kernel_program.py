@@ -44,7 +44,7 @@ def test_plain_form_and_kernel_compute_the_same(program: Program):
 def test_right_kernels_are_proved_and_listed(program: Program):
     proof = prove_isolation(program.step, program.args(), program.contract)
     (note,) = [note for note in proof.notes if note.id == Note.KERNEL_READ.value]
-    assert "_body at " in note.about and "/zoo/kernels/" in note.about
+    assert "body at " in note.about and "/zoo/kernels/" in note.about
     assert not any(statement.id.startswith(Assumption.OPAQUE.value) for statement in proof.assumed)
     assert not leaks(program.step, program.contract, program.draw, seeds=range(2))
 

@@ -87,7 +87,7 @@ def zero_and_not_zero_for_each_pair(numbers: Array) -> Array:
 @pytest.mark.parametrize("step", [less_in_a_column, zero_and_not_zero, zero_and_not_zero_for_each_pair])
 def test_pairs_of_different_numbers_are_not_one_number(step: Callable[[Array], Array]) -> None:
     """A row and a column of equal numbers meet at the diagonal alone."""
-    numbers = np.int32([7, 0, 3])
+    numbers = np.array([7, 0, 3], np.int32)
     least, greatest = claims_of(step, numbers)[-1].range or (-100, 100)
     result = np.asarray(step(jnp.asarray(numbers))).astype(int)
     assert least <= result.min()
@@ -101,7 +101,7 @@ def test_one_class_for_all_numbers_counts_none() -> None:
         keys = jnp.broadcast_to(jnp.clip(numbers, 0, 0)[:, None], (3, 3))
         return jnp.sum(lax.eq(keys, lax.broadcasted_iota(jnp.int32, (1, 1), 1)).astype(jnp.int32), 0)
 
-    assert not any(isinstance(claim.fact, OneHot | Counts) for claim in claims_of(step, np.int32([7, 0, 3])))
+    assert not any(isinstance(claim.fact, OneHot | Counts) for claim in claims_of(step, np.array([7, 0, 3], np.int32)))
 
 
 def claims_of(step: Callable[[Array], Array], numbers: np.ndarray) -> list[Value]:

@@ -122,7 +122,7 @@ def _exchanged(id: str, why: str, start: Any, exchange: Any, part: Any = whole_b
         return lax.dynamic_update_slice(x, block, place)[None]
 
     contract = LaneContract(inputs=(Shared(), Lane()), outputs=Lane(axis=1))
-    draw = lambda rng: (np.int32([0, 2]), draw_advanced(rng)[2])
+    draw = lambda rng: (np.arange(0, 4, 2, dtype=np.int32), draw_advanced(rng)[2])
     step = over(local, P("data"), P(), P("data"), check_vma=False)
     return wrong(ADVANCED, id, "JAX", why, step, Kind.COLLECTIVE, contract=contract, draw=draw)
 

@@ -4,6 +4,7 @@ The kernel copies the first page of the next sequence ahead. A sequence without 
 the next one takes these pages for its own. The arguments pass JAX's `dynamic_validate_inputs`.
 """
 
+import importlib
 from typing import Any
 
 import jax
@@ -12,9 +13,9 @@ import numpy as np
 import pytest
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import tpu as pltpu
-from jax.experimental.pallas.ops.tpu.ragged_paged_attention import kernel as ragged
 
 pytestmark = pytest.mark.slow
+ragged: Any = importlib.import_module("jax.experimental.pallas.ops.tpu.ragged_paged_attention.kernel")
 
 SEQUENCES, WIDE, PAGE, HEADS, SIZE, TOKENS = 3, 4, 16, 2, 128, 8
 TABLE = np.arange(1, SEQUENCES * WIDE + 1, dtype=np.int32).reshape(SEQUENCES, WIDE)
@@ -50,8 +51,8 @@ def attended(lengths: list[int], counts: list[int], disturbed: int | None = None
     pages = rng.normal(size=(TABLE.size + 1, PAGE, 2 * HEADS, SIZE)).astype(np.float32)
     if disturbed is not None:
         pages[TABLE[disturbed]] += 5.0
-    begins = np.cumsum([0, *counts])
-    operands = query, pages, np.int32(lengths), TABLE, np.int32(begins), np.int32([SEQUENCES])
+    begins = np.cumsum([0, *counts]).astype(np.int32)
+    operands = query, pages, np.array(lengths, np.int32), TABLE, begins, np.array([SEQUENCES], np.int32)
     with jax.numpy_dtype_promotion("standard"):
         ragged.dynamic_validate_inputs(*operands)
         kernel = ragged.ragged_paged_attention.__wrapped__

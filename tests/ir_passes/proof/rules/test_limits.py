@@ -57,7 +57,7 @@ def test_the_length_of_a_part_is_bounded_by_its_start(name: str) -> None:
     def part(end: Array, start: Array, other: Array) -> Array:
         return step(jnp.clip(end, 0, 8), jnp.clip(start, 0, 4), jnp.clip(other, 0, 4))
 
-    lanes, contract = (np.int32([7]),) * 3, LaneContract((Lane(),) * 3, Lane())
+    lanes, contract = (np.array([7], np.int32),) * 3, LaneContract((Lane(),) * 3, Lane())
     claims: list[Value] = []
     prover = Prover(contract.bind(part, lanes), observe=lambda _, __, results: claims.extend(results))
     walk(prover, ir.trace(part, *lanes))

@@ -26,8 +26,8 @@ def _copies(change: Any) -> Any:
     return zoo.copies(zoo.copies_body(change))
 
 
-def _masked(*stored: int, **changes: Any) -> Any:
-    return zoo.masked(zoo.masked_body(*stored, **changes))
+def _masked(stored: int, **changes: Any) -> Any:
+    return zoo.masked(zoo.masked_body(stored, **changes))
 
 
 def parts_of_two(lengths: Any, x: Any, old: Any, out: Any, new: Any) -> None:

@@ -156,6 +156,19 @@ def equal(first: Term, second: Term, domains: Domains) -> bool:
     return cases is not None and bool(np.all(cases[0] == cases[1]))
 
 
+def with_compared(term: Term, compared: Mapping[tuple[Term, Term], bool], domains: Domains) -> Term:
+    """Return a term with known comparisons as constants."""
+    if term.name in ("eq", "ne"):
+        first, second = term.operands
+        pairs = {(first, second): True} if equal(first, second, domains) else compared
+        for pair, is_equal in pairs.items():
+            for sides in (zip(term.operands, pair, strict=True), zip(term.operands, pair[::-1], strict=True)):
+                if all(equal(side, operand, domains) for side, operand in sides):
+                    return constant(is_equal == (term.name == "eq"))
+    operands = [with_compared(operand, compared, domains) for operand in term.operands]
+    return term if term.eqn is None else operation(term.eqn, operands)
+
+
 def in_bounds(term: Term, size: int, domains: Domains) -> bool:
     cases = numbers_of((term,), domains)
     return cases is not None and bool(np.all((cases[0] >= 0) & (cases[0] < size)))

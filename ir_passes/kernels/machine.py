@@ -107,21 +107,10 @@ class KernelRun:
         """Return a scalar as a constant if all cases of its term have one number."""
         if is_constant(value):
             return value
-        cases = index_terms.numbers_of((self._with_compared(self.term(value)),), self.domains)
+        term = index_terms.with_compared(self.term(value), self.compared, self.domains)
+        cases = index_terms.numbers_of((term,), self.domains)
         numbers = [] if cases is None else np.unique(cases[0])
         return np.asarray(numbers[0], value.dtype)[()] if len(numbers) == 1 else value
-
-    def _with_compared(self, term: Term) -> Term:
-        """Return a term with known comparisons as constants."""
-        if term.name in ("eq", "ne"):
-            first, second = term.operands
-            pairs = {(first, second): True} if index_terms.equal(first, second, self.domains) else self.compared
-            for pair, is_equal in pairs.items():
-                for sides in (zip(term.operands, pair, strict=True), zip(term.operands, pair[::-1], strict=True)):
-                    if all(index_terms.equal(side, known, self.domains) for side, known in sides):
-                        return index_terms.constant(is_equal == (term.name == "eq"))
-        operands = list(map(self._with_compared, term.operands))
-        return term if term.eqn is None else index_terms.operation(term.eqn, operands)
 
     def _key(self, indexers: Sequence[Any]) -> Key:
         places = [[place_of(index) for index in getattr(indexer, "indices", ())] for indexer in indexers]

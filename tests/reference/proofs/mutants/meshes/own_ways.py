@@ -177,7 +177,7 @@ MUTANTS = (
           over(of_previous_turn, P(), P(), P(), check_vma=False), Kind.COLLECTIVE,
           contract=LaneContract(inputs=(Lane(), Shared()), outputs=Lane()),
           draw=lambda rng: (draw_advanced(rng)[2], np.int32(0))),
-    _exchanged("blocks-exchanged", "devices exchange blocks of rows at their own places", by_device, _swapped),
+    _exchanged("blocks-exchanged-by-device", "devices exchange blocks of rows at own places", by_device, _swapped),
     _exchanged("blocks-by-part", "devices exchange blocks at places that they get in parts", by_part, _swapped),
     _exchanged("blocks-summed", "devices sum blocks of rows at their own places", by_device,
                lambda block: lax.psum(block, "data")),

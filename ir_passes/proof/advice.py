@@ -116,7 +116,10 @@ def changed(prover: Prover, flat: ir.ClosedJaxpr, pool: Bound, k: int) -> Violat
     mapped = isinstance(pool.entry, Pool) and pool.entry.group in prover.mapped
     idle = f"{IDLE_LANES[prover.idle]} ({_idle_input(prover.bound, prover.idle)})"
     old = "pool[slots]" if mapped else "the pool as it came in"
-    remedy = f"end with where({_BUSY[prover.idle]}, new, old), old being {old}, or write past the end with mode='drop'"
+    remedy = (
+        f"end with where({_BUSY[prover.idle]}, new, old), old being {old} (the condition with new axes up to those of "
+        "old), or write past the end with mode='drop'"
+    )
     message = f"{pool.path}: the row of {idle} is not shown to stay as it is"
     return at_output(prover, flat, k, RefusalText(message, remedy, ViolationKind.IDLE), (pool.path,))
 

@@ -1,4 +1,4 @@
-"""A contract applied to the arguments of a step, leaf by leaf, and a declaration for computed grids."""
+"""Contracts bound to the arguments of a step, and declarations of computed grids."""
 
 from ir_passes.contract.contract import Bound, BoundContract, ComputedGrid, ContractFault
 

@@ -250,13 +250,13 @@ class _Kernel:
         numbers = {**self.numbers, axis: range(max(numbers.start, 1), numbers.stop)}
 
         def visit(step: Any, stays: bool | None) -> Callable[..., list[Any]]:
-            visit = None if stays is None else Visit(blocks.index_map, dims, axis, stays)
-            kernel = replace(self, visit=visit, numbers=numbers)
+            relation = None if stays is None else Visit(blocks.index_map, dims, axis, stays)
+            kernel = replace(self, visit=relation, numbers=numbers)
 
             def run(*contents: Any) -> list[Any]:
                 memory = list(map(_as_memory, contents, initial))
-                state = _State(memory[:count], memory[count:])
-                end = kernel._visit(axis, parts, state, [*ids[:axis], step], scalars)
+                begin = _State(memory[:count], memory[count:])
+                end = kernel._visit(axis, parts, begin, [*ids[:axis], step], scalars)
                 ends.append([*end.results, *end.scratch])
                 return list(map(_value, ends[-1]))
 

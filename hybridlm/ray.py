@@ -11,7 +11,6 @@ scores.write_parquet("scores/")
 # pyright: reportMissingImports=false, reportAttributeAccessIssue=false
 
 import os
-import warnings
 from typing import Any
 
 from hybridlm.errors import require_extra
@@ -30,6 +29,7 @@ from hybridlm.score_files.rows import COLUMNS, Columns
 from hybridlm.score_files.score_task import ScoreTask
 from hybridlm.score_files.task import Task, run_rows
 from hybridlm.score_files.text_tasks import ClassifyTask, EmbedTask
+from ir_passes.files.user_warnings import warn_user
 
 DEFAULT_BATCH_ROWS = 1024
 DEFAULT_TASK = ScoreTask()
@@ -94,10 +94,9 @@ def score_dataset(
 def _warn_of_waiting(reserved: float) -> None:
     present = ray.cluster_resources().get("CPU", 0)
     if reserved >= present:
-        warnings.warn(
+        warn_user(
             f"the actors take {reserved:g} CPUs (actors x num_cpus) of the cluster's {present:g}: the tasks that read "
             "the dataset wait until the cluster grows",
-            stacklevel=3,
         )
 
 

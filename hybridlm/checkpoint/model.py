@@ -1,11 +1,11 @@
 """Model of a checkpoint directory: family, configuration and multi-token-prediction (MTP) head."""
 
-import warnings
 from pathlib import Path
 from typing import Any
 
 from hybridlm.checkpoint import Checkpoint, CheckpointError, OpenModel, has_head, head_tensors, open_checkpoint
 from hybridlm.checkpoint.directory import read_config
+from ir_passes.files.user_warnings import warn_user
 from models import FAMILIES, ConfigError, DecoderConfig, Family, family_named, family_of
 
 
@@ -49,10 +49,9 @@ def _read(fields: dict[str, Any], head: bool) -> tuple[Family, DecoderConfig]:
 
 def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
     if config.unknown_keys:
-        warnings.warn(
+        warn_user(
             f"{path}: config.json has fields that {family.name} does not know and that are not used: "
             + ", ".join(config.unknown_keys),
-            stacklevel=5,
         )
 
 

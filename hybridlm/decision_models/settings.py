@@ -9,7 +9,6 @@ decision_config.json, readout.safetensors  the same of a pplx-decider or d3 mode
 
 import hashlib
 import re
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -25,6 +24,7 @@ from hybridlm.decision_models.heads import MAX_OPTIONS, MODEL, SlotHead, read_te
 from hybridlm.decision_models.questions import KINDS
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object, read_text
+from ir_passes.files.user_warnings import warn_user
 from models import JEV
 
 TEMPLATE = "decision_template.jinja"
@@ -111,7 +111,7 @@ def read_settings(directory: Path, hidden_size: int) -> DecisionSettings:
         if (directory / name).is_file():
             unused = [file_name for file_name in (CONFIG, TEMPLATE) if (directory / file_name).is_file()]
             if unused:
-                warnings.warn(f"{directory}: {' and '.join(unused)}: not used, {name} says it all", stacklevel=3)
+                warn_user(f"{directory}: {' and '.join(unused)}: not used, {name} says it all")
             return read(directory, hidden_size)
     for head, expected_file in ((HEAD, JUDGE), (READOUT, DECIDER)):
         if (directory / head).exists():
@@ -171,7 +171,7 @@ def _of_config(path: Path, config: Mapping[str, Any], template: str | None) -> D
     faults: list[str] = []
     unused = sorted(config.keys() - READ)
     if unused:
-        warnings.warn(f"{path}: fields that are not known and not used: {', '.join(unused)}", stacklevel=4)
+        warn_user(f"{path}: fields that are not known and not used: {', '.join(unused)}")
     labels, temperature = _labels(config.get("labels") or {}, faults), _numbers(config, "temperature", faults)
     order = config.get("noul_options", ["true", "false"])
     if not isinstance(order, list) or sorted(map(str, order)) != ["false", "true"]:

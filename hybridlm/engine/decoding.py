@@ -7,7 +7,6 @@ A device's first sequence is never preempted, and requests for more pages than a
 can always continue.
 """
 
-import warnings
 from collections.abc import Mapping, Sequence
 from types import MappingProxyType
 from typing import Any, NamedTuple, TypeVar
@@ -27,6 +26,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
+from ir_passes.files.user_warnings import warn_user
 from ir_passes.host.slot_owner import SlotError, SlotFault
 from models import KV_BLOCK
 
@@ -111,11 +111,10 @@ class Decoding:
     def warn_of_preemption(self, sequence: ActiveSequence | QueuedText) -> None:
         if not self._warned:
             self._warned = True
-            warnings.warn(
+            warn_user(
                 f"{sequence.subject} was preempted after {sequence.consumed} tokens, because all "
                 f"{self._engine.cache_positions:,} positions of the KV cache are in use: it waits, and its tokens are "
                 "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
-                stacklevel=2,
             )
 
     def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:

@@ -1,13 +1,13 @@
 """Compilation of every step of an engine ahead of its first use."""
 
 import time
-import warnings
 from concurrent.futures import ThreadPoolExecutor, as_completed
 
 from hybridlm.devices.machine import cores
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import AnyShape
 from hybridlm.progress import counting_progress
+from ir_passes.files.user_warnings import warn_user
 
 COMPILE_SECONDS = 120.0
 """Budget of one step, from tracing to certificate; a warning names slower steps."""
@@ -39,10 +39,9 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
                 future.cancel()
     slow = [f"{name}: {took:.0f} s" for name, took in seconds.items() if took > COMPILE_SECONDS]
     if slow:
-        warnings.warn(
+        warn_user(
             f"steps that took longer than {COMPILE_SECONDS:.0f} s to compile: {', '.join(slow)}; a compilation cache "
             "(see hybridlm.load) keeps them between processes",
-            stacklevel=4,
         )
     return {str(shape): seconds[str(shape)] for shape in shapes}
 

@@ -24,6 +24,7 @@ from ir_passes import CertificationWarning
 from ir_passes.files.record import from_json, to_json
 from ir_passes.files.store import FileStore
 from ir_passes.files.trust import UntrustedError
+from ir_passes.files.user_warnings import warn_user
 from ir_passes.targets import Target, TargetError
 
 TARGETS = "targets"
@@ -153,7 +154,7 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
         except UntrustedError as error:
             store.warn(error)
         except OSError as error:
-            warnings.warn(f"the report on {shape} was not kept: {error}", stacklevel=2)
+            warn_user(f"the report on {shape} was not kept: {error}")
     return report
 
 

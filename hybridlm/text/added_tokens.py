@@ -1,11 +1,12 @@
 """Special and added tokens of a tokenizer, from a checkpoint's files."""
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 import tokenizers
 from tokenizers import AddedToken
+
+from ir_passes.files.user_warnings import warn_user
 
 ROLES = ("bos_token", "eos_token", "unk_token", "sep_token", "pad_token", "cls_token", "mask_token")
 NAMED = "model_specific_special_tokens"
@@ -71,10 +72,9 @@ def add_tokens(
             )
     backend.encode_special_tokens = bool(settings.get("split_special_tokens", False))
     if settings.get("clean_up_tokenization_spaces") and type(backend.model).__name__ != "BPE":
-        warnings.warn(
+        warn_user(
             "tokenizer_config.json: clean_up_tokenization_spaces is true, but decoded text is left as it is: "
             "transformers would remove spaces before punctuation",
-            stacklevel=4,
         )
     return list(dict.fromkeys([*map(str_of, named.values()), *map(str_of, listed)]))
 

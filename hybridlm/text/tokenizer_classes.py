@@ -5,13 +5,13 @@ take vocabulary, merges and post-processor from it, and define normaliser, pre-t
 tokens.
 """
 
-import warnings
 from collections.abc import Mapping
 from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, normalizers, pre_tokenizers
 
 from hybridlm.gguf_files.companions import GGUF_TOKENIZER, SPLITS
+from ir_passes.files.user_warnings import warn_user
 from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 _END = "<|endoftext|>"
@@ -56,10 +56,9 @@ def class_of(settings: Mapping[str, Any], config: Mapping[str, Any], byte_level:
     registered = REGISTERED.get(kind)
     code = settings.get("auto_map")
     if code.get("AutoTokenizer") if isinstance(code, dict) else code:
-        warnings.warn(
+        warn_user(
             "tokenizer_config.json: auto_map names a tokenizer in Python code of the checkpoint, which is not run: "
             "the ids are those that transformers has without trust_remote_code",
-            stacklevel=5,
         )
     elif named == "LlamaTokenizer" and byte_level and kind not in CORRECTED:
         return PLAIN

@@ -4,7 +4,6 @@ Without added_tokens_decoder in tokenizer_config.json, special_tokens_map.json a
 """
 
 import json
-import warnings
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from hybridlm.text.added_tokens import (
 from hybridlm.text.tiktoken_file import DEFAULT_SPECIAL, MODEL_TYPES, is_read, read_tiktoken
 from hybridlm.text.tiktoken_file import NAME as TIKTOKEN
 from hybridlm.text.tokenizer_classes import DEFAULTS, PLAIN, build, class_of, finish
+from ir_passes.files.user_warnings import warn_user
 
 MAX_TOKENIZER_BYTES = 200 * MEGABYTE
 MAX_CONFIG_BYTES = 16 * MEGABYTE
@@ -88,11 +88,10 @@ def _of_another_format(path: Path) -> dict[str, Any] | None:
         add_tokens(backend, settings, named, {})
         return _with_templates(path, backend, settings, named, of_tiktoken=True)
     if formats:
-        warnings.warn(
+        warn_user(
             f"{path}: found {', '.join(formats)} but no tokenizer.json, the only format that is read, but for "
             f"{TIKTOKEN} of {', '.join(MODEL_TYPES)}: prompts have to be token ids. transformers can write one: "
             f"AutoTokenizer.from_pretrained(DIR).save_pretrained(DIR)",
-            stacklevel=3,
         )
     return None
 

@@ -1,12 +1,12 @@
 """Proof and rewrites of a graph before XLA."""
 
-import warnings
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Literal
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.contract.statements import Statement
+from ir_passes.files.user_warnings import warn_user
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.timing import Timings, paused, timed
 from ir_passes.proof import lane_proof
@@ -78,7 +78,7 @@ def prove_graph(
 
 def warn(faults: Sequence[Statement]) -> None:
     for fault in faults:
-        warnings.warn(f"{fault.id}: {fault.sentence}", CertificationWarning, stacklevel=4)
+        warn_user(f"{fault.id}: {fault.sentence}", CertificationWarning)
 
 
 def _fault(fault: Statement, error: Exception) -> Statement:

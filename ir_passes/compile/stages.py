@@ -4,7 +4,6 @@
 """
 
 import os
-import warnings
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from functools import cached_property
@@ -28,6 +27,7 @@ from ir_passes.contract.opaque_names import bodies
 from ir_passes.contract.statements import Statement
 from ir_passes.files.store import FileStore
 from ir_passes.files.trust import UntrustedError
+from ir_passes.files.user_warnings import warn_user
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import Scheduled, schedule_of
 from ir_passes.jaxpr.fingerprint import fingerprint
@@ -234,5 +234,5 @@ class LoweredStep(Stage):
             except UntrustedError as error:
                 step.store.warn(error)
             except OSError as error:
-                warnings.warn(f"the certificate of {certificate.step} was not kept: {error}", stacklevel=3)
+                warn_user(f"the certificate of {certificate.step} was not kept: {error}")
         return CompiledStep(step, self._calling, program, certificate)

@@ -52,7 +52,7 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles, TextModel
 from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
-from hybridlm.worker import open_session, probed_session, run_requests, run_worker
+from hybridlm.worker import run_worker
 from ir_passes import Certificate
 from ir_passes.host.slot_owner import OneHolder
 from models import Decoder
@@ -169,12 +169,12 @@ class LM(OneHolder):
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
+        events = self.text_model.run(requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
             lanes = self.text_model.options.lanes
             with counting_progress(progress, "generating", len(requests), above=lanes) as completed:
-                for event in run_requests(requests, session, self.start):
+                for event in events:
                     if event.completion is not None:
                         finished[event.index] = event.completion
                         completed(len(finished))
@@ -200,8 +200,7 @@ class LM(OneHolder):
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
-        return run_requests(*session, self.start)
+        return self.text_model.run(requests, probes, n, logits_processor, speculate)
 
     @takes_settings
     def chat(
@@ -269,7 +268,7 @@ class LM(OneHolder):
             capture_to: new folder for arrays that requests read.
         """
         to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
-        return open_session(self.engine, self.tokenizer, to_request, logits_processor, speculate, folder)
+        return Session(self.engine, self.tokenizer, to_request, logits_processor, speculate, capture_to=folder)
 
     def score(
         self, texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]], *, top_logprobs: int = 0,

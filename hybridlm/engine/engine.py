@@ -8,8 +8,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -36,7 +37,7 @@ from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.jax_settings import JaxSettings, under_settings
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import OneProcess, PoolStep, Runner
+from hybridlm.programs.runner import OneProcess, PoolStep, Runner, Tallies
 from hybridlm.programs.shapes import AnyShape, Shape, StepName, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
@@ -45,7 +46,6 @@ from hybridlm.rows.snapshot import StateKind, layout_of
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
-from hybridlm.steps.tallies import Tallies
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
@@ -68,6 +68,7 @@ def holds_turn() -> bool:
     return True
 
 
+T = TypeVar("T")
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -85,7 +86,7 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        decisions: commands and decisions shared with other processes.
+        decisions: commands and decisions shared with other processes; None in one process.
         blocks: pages of a context; 0 without KV caches.
         page_limit: most pages of a pool on each device.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
@@ -152,6 +153,14 @@ class Engine:
     def finished(self, finished: FinishedTexts | None) -> None:
         self._of_thread.finished = finished
 
+    def command(self, kind: str, **arguments: Any) -> AbstractContextManager[None]:
+        """Run a call of the user, with all its data, in all processes."""
+        return nullcontext() if self.decisions is None else self.decisions.command(kind, **arguments)
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """Return process 0's result of `make`, within a command."""
+        return make() if self.decisions is None else self.decisions.decide(make)
+
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.
 
@@ -165,7 +174,7 @@ class Engine:
             return None
         check_commit(self.row_arrays.model)
         if make not in DRAFTERS.values():
-            make = partial(DecidedDrafter, make(), self.vocab_size, self.decisions.decide)
+            make = partial(DecidedDrafter, make(), self.vocab_size, self.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior
         return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
@@ -201,7 +210,7 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Drop all cached states, in all processes."""
         if self._cache_budget is not None:
-            with self.decisions.command("clear prefix cache"):
+            with self.command("clear prefix cache"):
                 if self.prefix_cache is not None:
                     self.prefix_cache.clear()
                 self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)

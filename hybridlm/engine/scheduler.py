@@ -343,9 +343,7 @@ class Scheduler:
         last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in _with_rows(engines)}
         queues = sorted(last, key=lambda queue: last[queue].order, reverse=True)
         # Threads and clocks of other processes differ.
-        index = self._engine.decisions.decide(
-            lambda: next((i for i, queue in enumerate(queues) if self._sees_idle(queue)), None)
-        )
+        index = self._engine.decide(lambda: next((i for i, queue in enumerate(queues) if self._sees_idle(queue)), None))
         if index is None:
             return False
         queues[index]._preempt(last[queues[index]])
@@ -560,7 +558,8 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
     queue.add_texts(reading, texts)
     try:
         while in_flight or queue.unfinished:
-            engine.decisions.checkpoint()
+            if engine.decisions is not None:
+                engine.decisions.checkpoint()
             dispatched = queue.next()
             if dispatched is not None:
                 in_flight.append(dispatched)

@@ -3,15 +3,17 @@
 `many_processes` runs steps in several processes, `sanitized` with shadow labels.
 """
 
+import threading
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.multiprocess.decisions import Decisions
+from hybridlm.multiprocess.decisions import Broadcast
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
@@ -25,6 +27,23 @@ from ir_passes import CompiledStep
 from ir_passes.compile.stored import StoredStep
 from ir_passes.host.row_ledger import Label
 from ir_passes.jaxpr import jax_private
+
+
+class Tallies(Counter[str]):
+    """Counts since loading; each is also counted for the thread that adds it.
+
+    Attributes:
+        by_thread: counts by the identifier of a thread; threads may read the counts of others.
+    """
+
+    def __init__(self, names: Iterable[str] = ()):
+        super().__init__(dict.fromkeys(names, 0))
+        self.by_thread: defaultdict[int, Counter[str]] = defaultdict(Counter)
+
+    def add(self, name: str, count: int = 1) -> None:
+        self[name] += count
+        self.by_thread[threading.get_ident()][name] += count
+
 
 MovedArrays = PoolPart | CachedBuffers
 """`look` for reads, `take` and `put` for writes."""
@@ -67,15 +86,16 @@ class Runner(ABC):
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
         checks_rows: the engine checks the holders of rows after every step.
         certified: as of `Programs`; False for sanitized steps.
-        decisions: commands and decisions shared with other processes.
+        decisions: commands and decisions shared with other processes; None in one process.
     """
 
+    decisions: Broadcast | None = None
     min_rows = 1
     checks_rows = False
     compiles_ahead = False
 
     def __init__(self, programs: Programs, placement: Placement):
-        self.programs, self.placement, self.decisions = programs, placement, Decisions()
+        self.programs, self.placement = programs, placement
         self.settings, self.certified = programs.settings, programs.certified
 
     @abstractmethod

@@ -52,7 +52,7 @@ def scores(
         if i not in predicted:  # nothing predicts a single token
             results[i] = score_of(make(i, text, prefix, question=question, query=queries[i]), top > 0)
     arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
-    with engine.decisions.command("score", **arguments):
+    with engine.command("score", **arguments):
         if predicted:
             reading = scoring(engine, len(predicted), top, question, probing, full_lanes)
             for text in prefilled(reading, predicted, make, prefix, question, probing):

@@ -32,7 +32,8 @@ from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
 from hybridlm.requests.results import Completion, Score
-from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
+from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings
+from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask, compare_texts, text_model_of
 from hybridlm.score_files.options import FileOptions, FileSettings
@@ -267,8 +268,8 @@ class LM(OneHolder):
             speculate: of all requests, as for `generate`.
             capture_to: new folder for arrays that requests read.
         """
-        to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
-        return Session(self.engine, self.tokenizer, to_request, logits_processor, speculate, capture_to=folder)
+        inputs, folder = self.text_model.inputs, folder_for(capture_to)
+        return Session(self.engine, inputs, logits_processor, speculate, capture_to=folder)
 
     def score(
         self, texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]], *, top_logprobs: int = 0,
@@ -584,7 +585,7 @@ class LM(OneHolder):
         every process. It returns False in process 0 and without such a mesh. If another process fails, this one reports
         why and exits (status 70); process 0 raises an error.
         """
-        return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
+        return self.engine.runner.run_worker(partial(run_worker, self.engine, self.text_model.text_inputs))
 
     @property
     def stats(self) -> dict[str, Any]:

@@ -7,7 +7,7 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +19,7 @@ import numpy as np
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.probing import Probing, probe_sites
@@ -29,8 +30,9 @@ from hybridlm.keywords import suggests_in_methods
 from hybridlm.programs.start import Start
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, PromptLogprobs
-from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
+from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
+from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.prompt_logprobs import add_prompts, prompt_logprobs
 from hybridlm.scoring.text import ScoredText
@@ -41,8 +43,6 @@ from hybridlm.text.tokenizer import Tokenizer
 from ir_passes.host.slot_owner import OneHolder
 from ir_passes.jaxpr import refused
 
-ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
-"""(index, prompt, sampling parameters, priority, prefix) -> checked request."""
 DRAFTED_BY_USER = "by the user's drafter"
 """Placeholder for a user's drafter, in the command that opens a session in other processes."""
 
@@ -109,7 +109,7 @@ class Session(OneHolder):
     Sessions share rows and pages.
 
     Args:
-        to_request: makes a request of checked arguments of `submit`.
+        inputs: checks the arguments of `submit`, and has the tokenizer.
         processor: changes each lane's logits before sampling.
         speculate: drafter, as for `LM.generate`.
         probing: reads and changes inside the model, if any; then nothing is drafted.
@@ -124,14 +124,13 @@ class Session(OneHolder):
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer | None,
-        to_request: ToRequest,
+        inputs: Inputs,
         processor: LogitsProcessor | None,
         speculate: Speculate | AsLoaded = None,
         probing: Probing | None = None,
         capture_to: Path | None = None,
     ):
-        self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
+        self._engine, self._inputs, self._tokenizer = engine, inputs, inputs.tokenizer
         self._capture_to, self._probing = capture_to, probing
         speculation = None if probing is not None else engine.speculation(speculate)
         self._scheduler = Scheduler(engine, processor, speculation, probing)
@@ -207,7 +206,7 @@ class Session(OneHolder):
             if self._closed or refused.forked:
                 self._refuse()
             params = with_settings(sampling_params, settings)
-            request = self._to_request(self._submitted, prompt, params, priority, prefix)
+            request = self._inputs.request(self._submitted, prompt, params, priority, prefix)
             probes = ProbeSettings(hidden_states, positions, states, None, interventions)
             if probes.check():
                 request = probes.of_request(self._reading(), request)
@@ -281,8 +280,23 @@ class Session(OneHolder):
             if self._closed or refused.forked:
                 self._refuse()
             with self._engine.command("step", session=self):
+                self._reading_outputs = False
                 try:
-                    self._advance()
+                    while self._in_flight and self._in_flight[0].accepted is not None:
+                        self._read()
+                    if self._unscored:
+                        self._score_prompts()
+                    dispatched = self._scheduler.next(unread=bool(self._in_flight))
+                    if dispatched is None and self._in_flight:
+                        while self._in_flight:
+                            self._read()
+                        dispatched = self._scheduler.next()
+                    if dispatched is not None:
+                        self._in_flight.append(dispatched)
+                    if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
+                        self._read()
+                    if self._engine.checked:
+                        self._scheduler.check_integrity()
                 except BaseException as error:
                     # An interrupted wait is repeated by the next call; of the others tokens may be lost.
                     if not self._reading_outputs and error not in self.errors.values():
@@ -292,24 +306,6 @@ class Session(OneHolder):
                     raise
                 events, self._events = self._events, []
                 return events
-
-    def _advance(self) -> None:
-        self._reading_outputs = False
-        while self._in_flight and self._in_flight[0].accepted is not None:
-            self._read()
-        if self._unscored:
-            self._score_prompts()
-        dispatched = self._scheduler.next(unread=bool(self._in_flight))
-        if dispatched is None and self._in_flight:
-            while self._in_flight:
-                self._read()
-            dispatched = self._scheduler.next()
-        if dispatched is not None:
-            self._in_flight.append(dispatched)
-        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
-            self._read()
-        if self._engine.checked:
-            self._scheduler.check_integrity()
 
     def _score_prompts(self) -> None:
         new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]

@@ -162,12 +162,12 @@ class TextModel:
         Raises:
             ValueError: drafts are requested together with reads or changes.
         """
-        engine, probing = self.engine, None
+        engine, inputs, probing = self.engine, self.text_inputs, None
         if probes.check():
             if speculate not in (None, "as loaded"):
                 raise ValueError("speculate: expected None with hidden_states, states or interventions")
             requests, probing = probes.of_requests(engine, requests, n)
-        session = Session(engine, self.tokenizer, self.text_inputs.request, processor, speculate, probing)
+        session = Session(engine, inputs, processor, speculate, probing)
         return run_requests(session, requests, self._start)
 
     def scores(

@@ -7,6 +7,7 @@ from typing import Any
 
 from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
@@ -20,7 +21,6 @@ from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.scoring.pooling import read_hidden
 from hybridlm.scoring.scorer import scores
 from hybridlm.session import DRAFTED_BY_USER, Session
-from hybridlm.text.tokenizer import Tokenizer
 from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
@@ -30,14 +30,14 @@ USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, Isolat
 """Errors for the user, which process 0 raises at the same point; others end this process."""
 
 
-def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
+def run_worker(engine: Engine, inputs: Inputs, group: ProcessGroup) -> None:
     """Repeat the commands of process 0 to its end; report a failure and exit.
 
     All other processes wait for it, so it must exit.
     """
     group.messages.classes = {cls.__name__: cls for cls in CLASSES}
     try:
-        repeat(engine, tokenizer, group.decisions, group.busy_with)
+        repeat(engine, inputs, group.decisions, group.busy_with)
         group.check_all()
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
@@ -53,12 +53,12 @@ def _in_process_0(token_ids: object, k: int) -> list[int]:
     raise RuntimeError("the drafter is in process 0")
 
 
-def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
+def repeat(engine: Engine, inputs: Inputs, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
     """Run the commands of process 0 until its end."""
 
     def session(logits_processor: None, speculate: Any) -> None:
         drafter: Any = SimpleNamespace(propose=_in_process_0) if speculate == DRAFTED_BY_USER else speculate
-        Session(engine, tokenizer, _checked, logits_processor, drafter)
+        Session(engine, inputs, logits_processor, drafter)
 
     def warm(every_bucket: bool) -> None:
         with busy_with("warmup"):
@@ -81,7 +81,3 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
             commands[message.kind](**message.arguments)
         except USERS:
             pass  # process 0 reports the error to the user
-
-
-def _checked(*arguments: Any) -> Request:
-    raise RuntimeError("requests are received as they were checked in process 0")

@@ -11,7 +11,7 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import read_all
 from hybridlm.errors import NumericalError
-from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.requests.sequence import sampling_inputs
 from hybridlm.rows.snapshot import nothing_consumed
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.operands import Batch, StepInputs

@@ -35,9 +35,9 @@ from hybridlm.files.finished import FinishedTexts
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
-from hybridlm.programs.jax_settings import JaxSettings, under_settings
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import OneProcess, PoolStep, Runner, Tallies
+from hybridlm.programs.runner import PoolStep, Runner, Tallies
 from hybridlm.programs.shapes import AnyShape, Shape, StepName, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
@@ -89,6 +89,9 @@ class Engine:
         decisions: commands and decisions shared with other processes; None in one process.
         blocks: pages of a context; 0 without KV caches.
         page_limit: most pages of a pool on each device.
+        cache_limit: positions of a device's KV cache; None with room for a context.
+        longest: most tokens of a text or prompt, by the context and a device's KV cache.
+        mtp_drafts, head_drafts: MTP drafts of a step, and most positions of them after a sequence's end.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
         checked: check the holders of all rows after every step.
         after_step: test hook, called with rows and owners.
@@ -112,8 +115,9 @@ class Engine:
         )  # fmt: skip
         self.widths = settings.widths or (self.chunk,)
         placement = self.placement = programs.placement
-        self.runner = OneProcess(programs, placement) if runner is None else runner
+        self.runner = Runner(programs, placement) if runner is None else runner
         self.programs, self.decisions = self.runner.programs, self.runner.decisions
+        self.settings = self.programs.settings
         self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
@@ -137,10 +141,15 @@ class Engine:
         self.blocks = self.row_arrays.blocks(self.context)
         page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
         self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
+        limit = self.page_limit
+        self.cache_limit = limit * KV_BLOCK if limit is not None and limit < self.blocks else None
+        self.longest = self.context if self.cache_limit is None else min(self.context, self.cache_limit)
         self._pool: RowPool | None = None
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
+        self.mtp_drafts = self.draft_tokens if settings.needs_head else 0
+        self.head_drafts = self.draft_tokens if self._head else 0
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
 
@@ -231,14 +240,6 @@ class Engine:
         devices = self.placement.data
         return bytes_on_a_device(self.row_arrays.abstract(devices, devices * self.blocks))
 
-    @property
-    def mtp_drafts(self) -> int:
-        return self.draft_tokens if self.options.needs_head else 0
-
-    @property
-    def settings(self) -> JaxSettings:
-        return self.programs.settings
-
     def pages(self, rows: int) -> int:
         devices = self.placement.data
         return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
@@ -247,22 +248,6 @@ class Engine:
     def cache_positions(self) -> int:
         """Positions of a run's KV cache, on all devices."""
         return max(0, self.pages(self.rows) - self.placement.data) * KV_BLOCK
-
-    @property
-    def cache_limit(self) -> int | None:
-        """Positions of a device's KV cache; None with room for a context."""
-        limit = self.page_limit
-        return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
-
-    @property
-    def head_drafts(self) -> int:
-        """Most positions of MTP drafts after a sequence's end."""
-        return self.draft_tokens if self._head else 0
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a text or prompt, by the context and a device's KV cache."""
-        return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
 
     @under_settings
     def new_rows(self, count: int) -> Rows:
@@ -298,11 +283,12 @@ class Engine:
     @property
     def pool(self) -> RowPool:
         """The pool of all sequences and texts, allocated at first use and after a loss."""
-        self.require_parameters()
+        if not self.params:
+            self.require_parameters()
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)
-            if self._pool is None or not self._pool.whole:
+            if self._pool is None or self._pool.arrays is None:
                 for queue in self.queues:
                     queue.lose_rows()
                 if self._pool is not None and self.prefix_cache is not None:
@@ -326,7 +312,7 @@ class Engine:
 
         An empty pool hands out rows like a new one: no run depends on earlier runs.
         """
-        if self._pool is not None and self._pool.whole:
+        if self._pool is not None and self._pool.arrays is not None:
             self._pool.release(slot)
             if not self._pool.owner.held:
                 self._pool.vacate()
@@ -337,8 +323,8 @@ class Engine:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:
             with TURN_LOCK:
-                if self._pool is not None and self._pool.whole:
-                    self._pool.take()
+                if self._pool is not None:
+                    self._pool.arrays = None
             raise
 
     def run(
@@ -372,7 +358,7 @@ class Engine:
         if self.after_step is not None:
             owner_of = dict(zip(rows.tolist(), owners, strict=True))
             arrays = self.after_step(arrays, [owner_of.get(row) for row in range(pool.size)])
-        pool.put(arrays)
+        pool.arrays = arrays
         if counts is None:
             pool.unsettle(rows[[owner is not None for owner in owners]])
         else:

@@ -119,7 +119,7 @@ class BatchTask(Task):
         inputs = model.inputs
         batch = BatchModel(
             inputs,
-            lambda: Session(engine, model.tokenizer, inputs.request, None, "as loaded"),
+            lambda: Session(engine, inputs, None, "as loaded"),
             model.scores,
             model.path.name,
             engine.clear_prefix_cache,

@@ -1,23 +1,203 @@
 """Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. Lanes of a step have different rows: an idle lane's row is
-unchanged. A row gets pages of the KV cache as its sequence grows.
+unchanged. A row gets pages of the KV cache as its sequence grows. Pages shared with other rows or the prefix cache are
+read only.
+
+More than 300 lines: a pool gives rows and pages together, and takes them back together.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridlm.rows.pages import RowPages
 from hybridlm.steps.structure import Rows
-from ir_passes.host.page_owner import Page
+from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
+from models import KV_BLOCK
 
 
 class RowsLost(RuntimeError):
     """The arrays of a pool were passed to a step that was interrupted."""
+
+
+class RowPages:
+    """The pages of each row, in the order of its positions.
+
+    Args:
+        size: pages on all devices, with a null page on each; 0 without a KV cache.
+
+    Attributes:
+        owner: holder of each page; None without a KV cache.
+    """
+
+    def __init__(self, rows: int, size: int, blocks: int, devices: int):
+        self.owner = PageOwner(size, "pages", parts=devices) if size else None
+        self._blocks, self._row_part, self._page_part = blocks, rows // devices, size // devices
+        self._pages: list[list[Page]] = [[] for _ in range(rows)]
+        self._kept: dict[Page, None] = {}
+        self._table, self._counts = np.zeros((rows, blocks), np.int32), np.zeros(rows, np.int32)
+
+    def vacate(self) -> None:
+        """Release the pages of all rows; kept pages stay."""
+        for row in range(len(self._pages)):
+            self.release(row)
+
+    def missing(self, positions: int, row: int | None = None) -> int:
+        """Return the number of missing pages of a row's first positions; None for a new row."""
+        pages = 0 if self.owner is None else -(-positions // KV_BLOCK)
+        return pages if row is None else max(0, pages - len(self._pages[row]))
+
+    def free_in(self, device: int) -> int:
+        return 0 if self.owner is None else self.owner.free_in(device)
+
+    def reserve(self, row: int, positions: int) -> None:
+        """Give a row the missing pages of its first positions.
+
+        Raises:
+            SlotError: a context has fewer positions.
+            SlotsExhausted: fewer pages of the row's device are free; the row gets none.
+        """
+        if self.owner is None or not (count := self.missing(positions, row)):
+            return
+        if len(self._pages[row]) + count > self._blocks:
+            message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(row, self.owner.acquire(count, row // self._row_part))
+
+    def adopt(self, row: int, pages: Sequence[Page]) -> None:
+        """Share kept pages with a row without pages, as its first ones.
+
+        Raises:
+            SlotError: the row has pages, or a page was released or is on another device.
+        """
+        if self.owner is None or not pages:
+            return
+        devices = {self.device_of(page) for page in pages}
+        if self._pages[row] or devices != {row // self._row_part}:
+            message = (
+                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
+                f"{sorted(devices)} and a row with {len(self._pages[row])}"
+            )
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(row, [self.owner.share(page) for page in pages])
+
+    def keep(self, row: int, block: int) -> Page:
+        """Return a right, for `drop`, to a row's page; raises as `page`."""
+        assert self.owner is not None
+        self.page(row, block)
+        page = self.owner.share(self._pages[row][block])
+        self._kept[page] = None
+        return page
+
+    def drop(self, page: Page) -> None:
+        """Give back a right of `keep`; raises SlotError for any other page."""
+        assert self.owner is not None
+        self.owner.release(page)
+        del self._kept[page]
+
+    def number(self, page: Page) -> int:
+        """Return a page's number, over all devices; raises SlotError if it was released."""
+        assert self.owner is not None
+        return int(self.owner.bind([[page]], 1, 1)[0, 0])
+
+    def device_of(self, page: Page) -> int:
+        """Return a page's device; raises SlotError if it was released."""
+        return self.number(page) // self._page_part
+
+    def _append(self, row: int, added: Sequence[Page]) -> None:
+        pages = self._pages[row]
+        pages += added
+        assert self.owner is not None
+        # Numbers on the device; null pages are 0 everywhere.
+        self._table[row, : len(pages)] = self.owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
+        self._counts[row] = len(pages)
+
+    def release(self, row: int) -> None:
+        if self.owner is not None:
+            for page in self._pages[row]:
+                self.owner.release(page)
+            self._pages[row], self._table[row], self._counts[row] = [], 0, 0
+
+    def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
+
+        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
+
+        Args:
+            used: whether a sequence has the lane.
+        """
+        if self.owner is None:
+            return None
+        table = self._table[list(rows)]
+        table[~np.array(used, bool)] = 0
+        return frozen_copy(table)
+
+    def page(self, row: int, block: int) -> int:
+        """Return the number of a row's page, over all devices; raises SlotError without one."""
+        if block >= self._counts[row]:
+            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        return row // self._row_part * self._page_part + int(self._table[row, block])
+
+    def require(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Check that rows have all pages before `ends`, and alone hold written ones.
+
+        Args:
+            begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
+
+        Raises:
+            SlotError: a page is missing, or a written page is shared.
+        """
+        if self.owner is None:
+            return
+        ends = np.minimum(ends, self._blocks * KV_BLOCK)
+        covered = self._counts[rows].astype(np.int64) * KV_BLOCK
+        wrong = np.flatnonzero(ends > covered)
+        if len(wrong):
+            messages = [
+                (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
+                for lane in wrong
+            ]
+            raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
+        if not self.owner.shared:
+            return
+        first, last = np.maximum(begins, 0) // KV_BLOCK, -(-ends // KV_BLOCK)
+        places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
+        table = self._table[rows[:, None], np.minimum(places, self._blocks - 1)]
+        self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])
+
+    def check_integrity(self, held: Sequence[int]) -> None:
+        """Check that each page is free, kept, or held by rows with it.
+
+        Raises:
+            SlotError: with every fault.
+        """
+        if self.owner is None:
+            return
+        self.owner.check_integrity()
+        table = self.owner.bind(self._pages, len(self._pages), self._blocks)
+        counts = np.array([len(pages) for pages in self._pages])
+        wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
+        wrong += np.flatnonzero(
+            (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
+        ).tolist()
+        kept_pages = self.owner.bind([list(self._kept)], 1, len(self._kept))
+        numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
+        holders = np.bincount(numbers, minlength=self.owner.size)
+        expected = self.owner.counts()
+        rights = len({page for pages in (*self._pages, self._kept) for page in pages})
+        unequal = np.flatnonzero(holders != expected).tolist()
+        if wrong or unequal or rights != len(numbers):
+            message = (
+                f"rows {wrong} are free and have pages, or have others than their tables name; pages {unequal} have "
+                f"{expected[unequal].tolist()} holders, {holders[unequal].tolist()} in rows and kept; {rights} rights "
+                f"to {len(numbers)} places"
+            )
+            raise SlotError(SlotFault.STATES.fault("", message), where="pages")
 
 
 class LaneMap(NamedTuple):
@@ -42,12 +222,13 @@ class RowPool:
         pages: with a null page for each device; 0 without KV caches.
         blocks: most pages of a row.
         devices: have equal parts of consecutive rows and pages.
+        arrays: None during a step that donates them, and after its interruption.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
         self.size, self.devices = int(rows.token.shape[0]), devices
         self.pages, self.blocks = pages, blocks
-        self._rows: Rows | None = rows
+        self.arrays: Rows | None = rows
         self.row_pages = RowPages(self.size, pages, blocks, devices)
         self.vacate()
 
@@ -63,18 +244,20 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        pages, needed = self.row_pages, self.row_pages.needed(positions)
-        home = pages.home_of(shared)
+        pages, needed = self.row_pages, self.row_pages.missing(positions)
+        home = pages.device_of(shared[0]) if shared else None
         ready = [
             device
             for device in range(self.devices)
-            if self.owner.free_in(device) and pages.free_in(device) >= needed - (device == home) * len(shared)
+            if self.owner.free_in(device)
+            and (pages.owner is None or pages.owner.free_in(device) >= needed - (device == home) * len(shared))
         ]
         return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
+        at_home = shared and device == self.row_pages.device_of(shared[0])
+        return self.row_pages.missing(positions) - (len(shared) if at_home else 0)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row, with pages for `positions` positions.
@@ -93,7 +276,7 @@ class RowPool:
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if row * self.devices // self.size == self.row_pages.home_of(shared):
+        if shared and row * self.devices // self.size == self.row_pages.device_of(shared[0]):
             self.row_pages.adopt(row, shared)
         self.row_pages.reserve(row, positions)
         return slot
@@ -103,14 +286,14 @@ class RowPool:
         self.row_pages.reserve(self.rows_of([slot])[0], positions)
 
     def missing(self, slot: Slot, positions: int) -> int:
-        return self.row_pages.missing(self.rows_of([slot])[0], positions)
+        return self.row_pages.missing(positions, self.rows_of([slot])[0])
 
     def can_reserve(self, slot: Slot, positions: int) -> bool:
         return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
         rows = zip(self.rows_of(slots), positions, strict=True)
-        return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(row, count)]
+        return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(count, row)]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
@@ -121,7 +304,7 @@ class RowPool:
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]
 
-    def devices_of(self, slots: Sequence[Slot]) -> list[int]:
+    def devices_of(self, slots: Sequence[Slot | None]) -> list[int]:
         return [row * self.devices // self.size for row in self.rows_of(slots)]
 
     def check_integrity(self) -> None:
@@ -129,16 +312,16 @@ class RowPool:
         self.owner.check_integrity()
         self.row_pages.check_integrity(self.owner.held)
 
-    def rows_of(self, slots: Sequence[Slot]) -> list[int]:
+    def rows_of(self, slots: Sequence[Slot | None]) -> list[int]:
         """Return the row numbers of distinct live slots; raises SlotError otherwise."""
         return self.owner.bind(slots, len(slots)).tolist()
 
-    def lanes_for(self, slots: Sequence[Slot]) -> int:
+    def lanes_for(self, slots: Sequence[Slot | None]) -> int:
         """Return the least number of lanes for these slots, equal on all devices."""
-        return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
+        return self.devices * max(Counter(self.devices_of(slots)).values(), default=0)
 
     def arrange(
-        self, slots: Sequence[Slot], lanes: int, places: Sequence[int] | None = None
+        self, slots: Sequence[Slot | None], lanes: int, places: Sequence[int] | None = None
     ) -> tuple[Sequence[int], LaneMap]:
         """Place slots into lanes of their devices.
 
@@ -154,8 +337,8 @@ class RowPool:
         Raises:
             SlotError: a slot is released, foreign or repeated, or a device has too few lanes or rows.
         """
-        rows, each = self.rows_of(slots), lanes // self.devices
-        parts, part_rows = self._by_device(rows), self.size // self.devices
+        rows, each, part_rows = self.rows_of(slots), lanes // self.devices, self.size // self.devices
+        parts = [[row for row in rows if row // part_rows == device] for device in range(self.devices)]
         if lanes % self.devices or each > part_rows or max(map(len, parts)) > each:
             message = (
                 f"expected a lane for each of {list(map(len, parts))} sequences and at most {part_rows} lanes on each "
@@ -187,13 +370,6 @@ class RowPool:
     def keep_page(self, slot: Slot, block: int) -> Page:
         """Return a right to the page of a row's block; raises as `RowPages.keep`."""
         return self.row_pages.keep(self.rows_of([slot])[0], block)
-
-    def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
-        part_rows = self.size // self.devices
-        parts: list[list[int]] = [[] for _ in range(self.devices)]
-        for row in rows:
-            parts[row // part_rows].append(row)
-        return parts
 
     def settled(self, slot: Slot) -> bool:
         """Whether the number of consumed tokens is known."""
@@ -229,28 +405,20 @@ class RowPool:
         self._consumed[row], self._unread[row] = consumed, False
 
     def take(self) -> Rows:
-        """Take the arrays for a step that donates them; `put` must follow.
+        """Take the arrays for a step that donates them; the caller sets `arrays` to the step's rows.
 
         Raises:
             RowsLost: a step was interrupted after it took them.
         """
-        rows, self._rows = self._rows, None
+        rows, self.arrays = self.arrays, None
         if rows is None:
             raise RowsLost("a step was interrupted while it had the rows of its sequences; begin these again")
         return rows
 
-    def put(self, rows: Rows) -> None:
-        self._rows = rows
-
     def look(self) -> Rows:
         """Return the arrays for a step that only reads them; raises as `take`."""
-        rows = self.take()
-        self._rows = rows
+        self.arrays = rows = self.take()
         return rows
-
-    @property
-    def whole(self) -> bool:
-        return self._rows is not None
 
 
 class PoolPart:
@@ -271,5 +439,5 @@ class PoolPart:
     def put(self, arrays: Sequence[jax.Array]) -> None:
         for i, array in zip(self.places, arrays, strict=True):
             self._leaves[i] = array
-        self.pool.put(jax.tree.unflatten(self._tree, self._leaves))
+        self.pool.arrays = jax.tree.unflatten(self._tree, self._leaves)
         self._leaves = []

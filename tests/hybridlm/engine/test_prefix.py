@@ -179,7 +179,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     def full_of_nan() -> None:
         pool = engine.pool
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        pool.arrays = Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)

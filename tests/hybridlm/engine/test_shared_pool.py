@@ -178,7 +178,7 @@ def test_a_lost_pool_is_read_again(lm: hybridlm.LM) -> None:
                 lm.score([prompt(9)])
         finally:
             lm.engine.after_step = None
-        assert not pool.whole
+        assert pool.arrays is None
         assert finished(session)[0].token_ids == want.token_ids
     assert lm.engine.pool is not pool and not lm.engine.pool.owner.held
 

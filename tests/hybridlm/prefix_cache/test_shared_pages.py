@@ -15,7 +15,7 @@ from text_checkpoint import write_text_checkpoint
 import hybridlm
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.programs.runner import Move, OneProcess
+from hybridlm.programs.runner import Move, Runner
 from hybridlm.requests.results import Completion
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
@@ -121,14 +121,14 @@ def finish(session: hybridlm.Session) -> dict[int, Completion]:
 
 def moves_of_pages(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
     """Record the moves of keys and values."""
-    moves, right = list[Move](), OneProcess.move
+    moves, right = list[Move](), Runner.move
 
-    def move(self: OneProcess, step: Move, examples: Any) -> None:
+    def move(self: Runner, step: Move, examples: Any) -> None:
         if step.shape.part == "span":
             moves.append(step)
         right(self, step, examples)
 
-    monkeypatch.setattr(OneProcess, "move", move)
+    monkeypatch.setattr(Runner, "move", move)
     return moves
 
 

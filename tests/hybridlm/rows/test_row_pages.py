@@ -168,7 +168,7 @@ def test_pages_are_shared_with_new_rows_of_their_device() -> None:
 
 
 def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
-    pool = RowPool(Rows((), pool_of(4)._rows.token))  # type: ignore[union-attr]
+    pool = RowPool(Rows((), pool_of(4).arrays.token))  # type: ignore[union-attr]
     slot = pool.acquire(10**6)
     pool.reserve(slot, 10**7)
     assert pool.arrange([slot], 2)[1].pages is None and pool.devices_for(10**9) == [0]

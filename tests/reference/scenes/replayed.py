@@ -10,8 +10,7 @@ import numpy as np
 from verify_scene import own_table
 
 import hybridlm
-from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.requests.sequence import ActiveSequence, sampling_inputs
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 

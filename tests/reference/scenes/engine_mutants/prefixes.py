@@ -15,8 +15,7 @@ from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.rows.pages import RowPages
-from hybridlm.rows.pool import RowPool
+from hybridlm.rows.pool import RowPages, RowPool
 from hybridlm.rows.snapshot import Snapshot
 from models import KV_BLOCK, kv_blocks
 

@@ -15,8 +15,7 @@ from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.pages import RowPages
-from hybridlm.rows.pool import LaneMap, RowPool
+from hybridlm.rows.pool import LaneMap, RowPages, RowPool
 from ir_passes.host.slot_owner import Slot
 
 

@@ -51,19 +51,19 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
     parts, part_of = shared_prefixes(texts, (chunk,), 0)
-    members = [
-        sum(part == i for part in part_of) + sum(parent == i for _, parent, _ in parts) for i in range(len(parts))
-    ]
+    parents = [parent for _, parent, _ in parts]
+    members = [part_of.count(i) + parents.count(i) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
-    for index, part in enumerate(parts):
-        assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
-        if part.parent is not None:
-            above = parts[part.parent]
-            assert part.parent < index and above.parent is None
-            assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
-    for text, parent in zip(texts, part_of, strict=True):
+    for index, (tokens, parent, _) in enumerate(parts):
+        assert (len(tokens) - 1) % chunk == 0 and len(tokens) > 1
         if parent is not None:
-            assert text[: len(parts[parent].tokens)] == parts[parent].tokens and len(text) > len(parts[parent].tokens)
+            above, grandparent, _ = parts[parent]
+            assert parent < index and grandparent is None
+            assert tokens[: len(above)] == above and len(tokens) > len(above)
+    for text, part in zip(texts, part_of, strict=True):
+        if part is not None:
+            common = parts[part][0]
+            assert text[: len(common)] == common and len(text) > len(common)
 
 
 @given(

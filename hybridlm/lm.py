@@ -18,9 +18,8 @@ from hybridlm.decision_models.questions import Answer
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.prefix import Prefix, load_snapshot
 from hybridlm.engine.probe_settings import ProbeSettings, folder_for
-from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits, in_order
@@ -28,10 +27,9 @@ from hybridlm.keywords import suggests_in_methods
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.programs.start import Start
 from hybridlm.progress import counting_progress
-from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
-from hybridlm.requests.results import Completion, Score
+from hybridlm.requests.results import Completion, Score, require_finite
 from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings
 from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor

@@ -34,7 +34,7 @@ from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_se
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
 from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.scoring.prompt_logprobs import add_prompts, prompt_logprobs
+from hybridlm.scoring.scorer import add_prompts, prompt_logprobs
 from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts

@@ -17,8 +17,8 @@ from hybridlm.engine.probing import StepReads, TextProbing
 from hybridlm.engine.widths import next_width
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.captured import Recorder
-from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
+from hybridlm.requests.results import first_not_finite
 from hybridlm.rows.pool import LaneMap
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Batch, Feed, StepInputs

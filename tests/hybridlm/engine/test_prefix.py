@@ -12,7 +12,7 @@ import pytest
 from comparison import TOLERANCES
 
 import hybridlm
-from hybridlm.engine.snapshot_file import _arrays as arrays
+from hybridlm.engine.prefix import _arrays as arrays
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows

@@ -352,7 +352,7 @@ class Engine:
         positions = inputs.batch.positions
         ends = np.where(lengths > 0, positions + lengths + shape.mtp_drafts, 0)
         # An MTP head writes the last position of the previous step again.
-        pool.row_pages.require(rows, positions - 1 if self._head else positions, ends)
+        pool.require_pages(rows, positions - 1 if self._head else positions, ends)
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:

@@ -24,182 +24,6 @@ class RowsLost(RuntimeError):
     """The arrays of a pool were passed to a step that was interrupted."""
 
 
-class RowPages:
-    """The pages of each row, in the order of its positions.
-
-    Args:
-        size: pages on all devices, with a null page on each; 0 without a KV cache.
-
-    Attributes:
-        owner: holder of each page; None without a KV cache.
-    """
-
-    def __init__(self, rows: int, size: int, blocks: int, devices: int):
-        self.owner = PageOwner(size, "pages", parts=devices) if size else None
-        self._blocks, self._row_part, self._page_part = blocks, rows // devices, size // devices
-        self._pages: list[list[Page]] = [[] for _ in range(rows)]
-        self._kept: dict[Page, None] = {}
-        self._table, self._counts = np.zeros((rows, blocks), np.int32), np.zeros(rows, np.int32)
-
-    def vacate(self) -> None:
-        """Release the pages of all rows; kept pages stay."""
-        for row in range(len(self._pages)):
-            self.release(row)
-
-    def missing(self, positions: int, row: int | None = None) -> int:
-        """Return the number of missing pages of a row's first positions; None for a new row."""
-        pages = 0 if self.owner is None else -(-positions // KV_BLOCK)
-        return pages if row is None else max(0, pages - len(self._pages[row]))
-
-    def free_in(self, device: int) -> int:
-        return 0 if self.owner is None else self.owner.free_in(device)
-
-    def reserve(self, row: int, positions: int) -> None:
-        """Give a row the missing pages of its first positions.
-
-        Raises:
-            SlotError: a context has fewer positions.
-            SlotsExhausted: fewer pages of the row's device are free; the row gets none.
-        """
-        if self.owner is None or not (count := self.missing(positions, row)):
-            return
-        if len(self._pages[row]) + count > self._blocks:
-            message = f"expected at most {self._blocks * KV_BLOCK} positions, got {positions}"
-            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        self._append(row, self.owner.acquire(count, row // self._row_part))
-
-    def adopt(self, row: int, pages: Sequence[Page]) -> None:
-        """Share kept pages with a row without pages, as its first ones.
-
-        Raises:
-            SlotError: the row has pages, or a page was released or is on another device.
-        """
-        if self.owner is None or not pages:
-            return
-        devices = {self.device_of(page) for page in pages}
-        if self._pages[row] or devices != {row // self._row_part}:
-            message = (
-                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
-                f"{sorted(devices)} and a row with {len(self._pages[row])}"
-            )
-            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        self._append(row, [self.owner.share(page) for page in pages])
-
-    def keep(self, row: int, block: int) -> Page:
-        """Return a right, for `drop`, to a row's page; raises as `page`."""
-        assert self.owner is not None
-        self.page(row, block)
-        page = self.owner.share(self._pages[row][block])
-        self._kept[page] = None
-        return page
-
-    def drop(self, page: Page) -> None:
-        """Give back a right of `keep`; raises SlotError for any other page."""
-        assert self.owner is not None
-        self.owner.release(page)
-        del self._kept[page]
-
-    def number(self, page: Page) -> int:
-        """Return a page's number, over all devices; raises SlotError if it was released."""
-        assert self.owner is not None
-        return int(self.owner.bind([[page]], 1, 1)[0, 0])
-
-    def device_of(self, page: Page) -> int:
-        """Return a page's device; raises SlotError if it was released."""
-        return self.number(page) // self._page_part
-
-    def _append(self, row: int, added: Sequence[Page]) -> None:
-        pages = self._pages[row]
-        pages += added
-        assert self.owner is not None
-        # Numbers on the device; null pages are 0 everywhere.
-        self._table[row, : len(pages)] = self.owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
-        self._counts[row] = len(pages)
-
-    def release(self, row: int) -> None:
-        if self.owner is not None:
-            for page in self._pages[row]:
-                self.owner.release(page)
-            self._pages[row], self._table[row], self._counts[row] = [], 0, 0
-
-    def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
-
-        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
-
-        Args:
-            used: whether a sequence has the lane.
-        """
-        if self.owner is None:
-            return None
-        table = self._table[list(rows)]
-        table[~np.array(used, bool)] = 0
-        return frozen_copy(table)
-
-    def page(self, row: int, block: int) -> int:
-        """Return the number of a row's page, over all devices; raises SlotError without one."""
-        if block >= self._counts[row]:
-            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
-            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        return row // self._row_part * self._page_part + int(self._table[row, block])
-
-    def require(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
-        """Check that rows have all pages before `ends`, and alone hold written ones.
-
-        Args:
-            begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
-
-        Raises:
-            SlotError: a page is missing, or a written page is shared.
-        """
-        if self.owner is None:
-            return
-        ends = np.minimum(ends, self._blocks * KV_BLOCK)
-        covered = self._counts[rows].astype(np.int64) * KV_BLOCK
-        wrong = np.flatnonzero(ends > covered)
-        if len(wrong):
-            messages = [
-                (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
-                for lane in wrong
-            ]
-            raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
-        if not self.owner.shared:
-            return
-        first, last = np.maximum(begins, 0) // KV_BLOCK, -(-ends // KV_BLOCK)
-        places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
-        table = self._table[rows[:, None], np.minimum(places, self._blocks - 1)]
-        self.owner.require_one_holder(table + rows[:, None] // self._row_part * self._page_part, places < last[:, None])
-
-    def check_integrity(self, held: Sequence[int]) -> None:
-        """Check that each page is free, kept, or held by rows with it.
-
-        Raises:
-            SlotError: with every fault.
-        """
-        if self.owner is None:
-            return
-        self.owner.check_integrity()
-        table = self.owner.bind(self._pages, len(self._pages), self._blocks)
-        counts = np.array([len(pages) for pages in self._pages])
-        wrong = [row for row, pages in enumerate(self._pages) if pages and row not in held]
-        wrong += np.flatnonzero(
-            (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
-        ).tolist()
-        kept_pages = self.owner.bind([list(self._kept)], 1, len(self._kept))
-        numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
-        holders = np.bincount(numbers, minlength=self.owner.size)
-        expected = self.owner.counts()
-        rights = len({page for pages in (*self._pages, self._kept) for page in pages})
-        unequal = np.flatnonzero(holders != expected).tolist()
-        if wrong or unequal or rights != len(numbers):
-            message = (
-                f"rows {wrong} are free and have pages, or have others than their tables name; pages {unequal} have "
-                f"{expected[unequal].tolist()} holders, {holders[unequal].tolist()} in rows and kept; {rights} rights "
-                f"to {len(numbers)} places"
-            )
-            raise SlotError(SlotFault.STATES.fault("", message), where="pages")
-
-
 class LaneMap(NamedTuple):
     """The row of each lane of a step, all different, and its pages.
 
@@ -216,26 +40,32 @@ class LaneMap(NamedTuple):
 
 
 class RowPool:
-    """The rows of one pool.
+    """The rows of one pool, and the pages of each row in the order of its positions.
 
     Attributes:
         pages: with a null page for each device; 0 without KV caches.
         blocks: most pages of a row.
         devices: have equal parts of consecutive rows and pages.
         arrays: None during a step that donates them, and after its interruption.
+        page_owner: holders of each page; None without KV caches.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
         self.size, self.devices = int(rows.token.shape[0]), devices
         self.pages, self.blocks = pages, blocks
         self.arrays: Rows | None = rows
-        self.row_pages = RowPages(self.size, pages, blocks, devices)
+        self.page_owner = PageOwner(pages, "pages", parts=devices) if pages else None
+        self._row_part, self._page_part = self.size // devices, pages // devices
+        self._row_pages: list[list[Page]] = [[] for _ in range(self.size)]
+        self._kept: dict[Page, None] = {}
+        self._table, self._counts = np.zeros((self.size, blocks), np.int32), np.zeros(self.size, np.int32)
         self.vacate()
 
     def vacate(self) -> None:
         """Release all rows and their pages, except kept pages."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
-        self.row_pages.vacate()
+        for row in range(self.size):
+            self._release_pages(row)
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def devices_for(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
@@ -244,20 +74,23 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        pages, needed = self.row_pages, self.row_pages.missing(positions)
-        home = pages.device_of(shared[0]) if shared else None
+        rows, pages, needed = self.owner, self.page_owner, self._missing(positions)
+        home = self.page_device(shared[0]) if shared else None
         ready = [
             device
             for device in range(self.devices)
-            if self.owner.free_in(device)
-            and (pages.owner is None or pages.owner.free_in(device) >= needed - (device == home) * len(shared))
+            if rows.free_in(device)
+            and (pages is None or pages.free_in(device) >= needed - (device == home) * len(shared))
         ]
-        return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
+        return sorted(ready, key=lambda device: (device == home, rows.free_in(device)), reverse=True)
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        at_home = shared and device == self.row_pages.device_of(shared[0])
-        return self.row_pages.missing(positions) - (len(shared) if at_home else 0)
+        at_home = shared and device == self.page_device(shared[0])
+        return self._missing(positions) - (len(shared) if at_home else 0)
+
+    def free_pages(self, device: int) -> int:
+        return 0 if self.page_owner is None else self.page_owner.free_in(device)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row, with pages for `positions` positions.
@@ -270,36 +103,85 @@ class RowPool:
         """
         devices = self.devices_for(positions, shared)
         if (not devices if device is None else device not in devices) and self.owner.free:
-            free = [self.row_pages.free_in(part) for part in range(self.devices)]
+            free = list(map(self.free_pages, range(self.devices)))
             message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
             raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if shared and row * self.devices // self.size == self.row_pages.device_of(shared[0]):
-            self.row_pages.adopt(row, shared)
-        self.row_pages.reserve(row, positions)
+        if shared and row // self._row_part == self.page_device(shared[0]):
+            self.adopt(slot, shared)
+        self._grow(row, positions)
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
-        """Give a row pages for positions; raises as `RowPages.reserve`."""
-        self.row_pages.reserve(self.rows_of([slot])[0], positions)
+        """Give a row the missing pages of its first positions.
+
+        Raises:
+            SlotError: a context has fewer positions.
+            SlotsExhausted: fewer pages of the row's device are free; the row gets none.
+        """
+        self._grow(self.rows_of([slot])[0], positions)
+
+    def adopt(self, slot: Slot, pages: Sequence[Page]) -> None:
+        """Share kept pages with a row without pages, as its first ones.
+
+        Raises:
+            SlotError: the row has pages, or a page was released or is on another device.
+        """
+        (row,), owner = self.rows_of([slot]), self.page_owner
+        if owner is None or not pages:
+            return
+        devices = {self.page_device(page) for page in pages}
+        if self._row_pages[row] or devices != {row // self._row_part}:
+            message = (
+                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
+                f"{sorted(devices)} and a row with {len(self._row_pages[row])}"
+            )
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(owner, row, [owner.share(page) for page in pages])
+
+    def _grow(self, row: int, positions: int) -> None:
+        if self.page_owner is None or not (count := self._missing(positions, row)):
+            return
+        if len(self._row_pages[row]) + count > self.blocks:
+            message = f"expected at most {self.blocks * KV_BLOCK} positions, got {positions}"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(self.page_owner, row, self.page_owner.acquire(count, row // self._row_part))
+
+    def _append(self, owner: PageOwner, row: int, added: Sequence[Page]) -> None:
+        pages = self._row_pages[row]
+        pages += added
+        # Numbers on the device; null pages are 0 everywhere.
+        self._table[row, : len(pages)] = owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
+        self._counts[row] = len(pages)
+
+    def _missing(self, positions: int, row: int | None = None) -> int:
+        """Return the number of missing pages of a row's first positions; None for a new row."""
+        pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
+        return pages if row is None else max(0, pages - len(self._row_pages[row]))
 
     def missing(self, slot: Slot, positions: int) -> int:
-        return self.row_pages.missing(positions, self.rows_of([slot])[0])
+        return self._missing(positions, self.rows_of([slot])[0])
 
     def can_reserve(self, slot: Slot, positions: int) -> bool:
-        return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
+        return self.missing(slot, positions) <= self.free_pages(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
         rows = zip(self.rows_of(slots), positions, strict=True)
-        return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(count, row)]
+        return [index for index, (row, count) in enumerate(rows) if self._missing(count, row)]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
         (row,) = self.rows_of([slot])
         self.owner.release(slot)
-        self.row_pages.release(row)
+        self._release_pages(row)
+
+    def _release_pages(self, row: int) -> None:
+        if self.page_owner is not None:
+            for page in self._row_pages[row]:
+                self.page_owner.release(page)
+            self._row_pages[row], self._table[row], self._counts[row] = [], 0, 0
 
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]
@@ -308,9 +190,30 @@ class RowPool:
         return [row * self.devices // self.size for row in self.rows_of(slots)]
 
     def check_integrity(self) -> None:
-        """Check the holders of each row and page; raises SlotError."""
+        """Check the holders of each row and page; raises SlotError with every fault."""
         self.owner.check_integrity()
-        self.row_pages.check_integrity(self.owner.held)
+        if self.page_owner is None:
+            return
+        self.page_owner.check_integrity()
+        held, pages = self.owner.held, self._row_pages
+        table = self.page_owner.bind(pages, self.size, self.blocks)
+        counts = np.array(list(map(len, pages)))
+        wrong = [row for row in range(self.size) if pages[row] and row not in held]
+        wrong += np.flatnonzero(
+            (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
+        ).tolist()
+        kept_pages = self.page_owner.bind([list(self._kept)], 1, len(self._kept))
+        numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
+        holders, expected = np.bincount(numbers, minlength=self.pages), self.page_owner.counts()
+        rights = len({page for row in (*pages, self._kept) for page in row})
+        unequal = np.flatnonzero(holders != expected).tolist()
+        if wrong or unequal or rights != len(numbers):
+            message = (
+                f"rows {wrong} are free and have pages, or have others than their tables name; pages {unequal} have "
+                f"{expected[unequal].tolist()} holders, {holders[unequal].tolist()} in rows and kept; {rights} rights "
+                f"to {len(numbers)} places"
+            )
+            raise SlotError(SlotFault.STATES.fault("", message), where="pages")
 
     def rows_of(self, slots: Sequence[Slot | None]) -> list[int]:
         """Return the row numbers of distinct live slots; raises SlotError otherwise."""
@@ -360,16 +263,82 @@ class RowPool:
             ]
         numbers = np.array(lane_rows, np.int32)
         used = set(rows)
-        table = self.row_pages.table(lane_rows, [row in used for row in lane_rows])
+        table = self.page_table(lane_rows, [row in used for row in lane_rows])
         return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
 
+    def page_table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
+
+        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
+
+        Args:
+            used: whether a sequence has the lane.
+        """
+        if self.page_owner is None:
+            return None
+        table = self._table[list(rows)]
+        table[~np.array(used, bool)] = 0
+        return frozen_copy(table)
+
     def page(self, slot: Slot, block: int) -> int:
-        """Return the page number of a row's block, over all devices; raises SlotError."""
-        return self.row_pages.page(self.rows_of([slot])[0], block)
+        """Return the page number of a row's block, over all devices; raises SlotError without one."""
+        (row,) = self.rows_of([slot])
+        if block >= self._counts[row]:
+            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        return row // self._row_part * self._page_part + int(self._table[row, block])
 
     def keep_page(self, slot: Slot, block: int) -> Page:
-        """Return a right to the page of a row's block; raises as `RowPages.keep`."""
-        return self.row_pages.keep(self.rows_of([slot])[0], block)
+        """Return a right, for `drop_page`, to the page of a row's block; raises as `page`."""
+        assert self.page_owner is not None
+        self.page(slot, block)
+        page = self.page_owner.share(self._row_pages[self.rows_of([slot])[0]][block])
+        self._kept[page] = None
+        return page
+
+    def drop_page(self, page: Page) -> None:
+        """Give back a right of `keep_page`; raises SlotError for any other page."""
+        assert self.page_owner is not None
+        self.page_owner.release(page)
+        del self._kept[page]
+
+    def page_number(self, page: Page) -> int:
+        """Return a page's number, over all devices; raises SlotError if it was released."""
+        assert self.page_owner is not None
+        return int(self.page_owner.bind([[page]], 1, 1)[0, 0])
+
+    def page_device(self, page: Page) -> int:
+        """Return a page's device; raises SlotError if it was released."""
+        return self.page_number(page) // self._page_part
+
+    def require_pages(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Check that rows have all pages before `ends`, and alone hold written ones.
+
+        Args:
+            begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
+
+        Raises:
+            SlotError: a page is missing, or a written page is shared.
+        """
+        if self.page_owner is None:
+            return
+        ends = np.minimum(ends, self.blocks * KV_BLOCK)
+        covered = self._counts[rows].astype(np.int64) * KV_BLOCK
+        wrong = np.flatnonzero(ends > covered)
+        if len(wrong):
+            messages = [
+                (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
+                for lane in wrong
+            ]
+            raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
+        if not self.page_owner.shared:
+            return
+        first, last = np.maximum(begins, 0) // KV_BLOCK, -(-ends // KV_BLOCK)
+        places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
+        table = self._table[rows[:, None], np.minimum(places, self.blocks - 1)]
+        self.page_owner.require_one_holder(
+            table + rows[:, None] // self._row_part * self._page_part, places < last[:, None]
+        )
 
     def settled(self, slot: Slot) -> bool:
         """Whether the number of consumed tokens is known."""

@@ -167,7 +167,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         return run(shape, pool, *args, **about)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
-        pool, pages = stepped[-1], stepped[-1].row_pages.owner
+        pool, pages = stepped[-1], stepped[-1].page_owner
         assert pages is not None
         free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
         free_pages = np.array([page not in pages._holders for page in range(pool.pages)])

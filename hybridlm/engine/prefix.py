@@ -1,4 +1,4 @@
-"""Prefixes: a common prefix that is prefilled once and continued many times, and its state in a safetensors file.
+"""Prefixes that are prefilled once and continued many times, and their files (safetensors).
 
 Keys and values have the seen positions only. The metadata are `format`, `label`, `token_ids` (JSON) and `sha256` of
 these and the arrays, against accidental damage, not malice.

@@ -125,7 +125,7 @@ class Runner:
 
     @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch a step, which donates the pool's arrays; return outputs and new rows."""
+        """Dispatch a step that consumes the pool's arrays; return outputs and rows."""
         inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
         return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 

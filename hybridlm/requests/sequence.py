@@ -1,4 +1,4 @@
-"""Requests and active sequences, and their sampling settings and logit changes as inputs of a step."""
+"""Requests and active sequences, and their settings as inputs of a step."""
 
 import itertools
 from collections.abc import Sequence

@@ -40,7 +40,7 @@ class LaneMap(NamedTuple):
 
 
 class RowPool:
-    """The rows of one pool, and the pages of each row in the order of its positions.
+    """The rows of one pool, and their pages in the order of positions.
 
     Attributes:
         pages: with a null page for each device; 0 without KV caches.
@@ -157,7 +157,7 @@ class RowPool:
         self._counts[row] = len(pages)
 
     def _missing(self, positions: int, row: int | None = None) -> int:
-        """Return the number of missing pages of a row's first positions; None for a new row."""
+        """Return the pages that a row lacks for its first positions; None is a new row."""
         pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
         return pages if row is None else max(0, pages - len(self._row_pages[row]))
 
@@ -195,10 +195,10 @@ class RowPool:
         if self.page_owner is None:
             return
         self.page_owner.check_integrity()
-        held, pages = self.owner.held, self._row_pages
+        held_rows, pages = self.owner.held, self._row_pages
         table = self.page_owner.bind(pages, self.size, self.blocks)
         counts = np.array(list(map(len, pages)))
-        wrong = [row for row in range(self.size) if pages[row] and row not in held]
+        wrong = [row for row in range(self.size) if pages[row] and row not in held_rows]
         wrong += np.flatnonzero(
             (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
         ).tolist()
@@ -374,7 +374,7 @@ class RowPool:
         self._consumed[row], self._unread[row] = consumed, False
 
     def take(self) -> Rows:
-        """Take the arrays for a step that donates them; the caller sets `arrays` to the step's rows.
+        """Take the arrays for a step that donates them; the caller sets `arrays` afterwards.
 
         Raises:
             RowsLost: a step was interrupted after it took them.

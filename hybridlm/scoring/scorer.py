@@ -1,4 +1,7 @@
-"""Scoring: log-probabilities of texts, and of the prompts of requests, whose cached states lack them."""
+"""Scoring: log-probabilities of texts, and of prompts (`prompt_logprobs`).
+
+Cached states have no log-probabilities: prompts are read once more.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace

@@ -168,7 +168,7 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
 
 
 def explicit_device_put() -> Callable[[], AbstractContextManager[Any]]:
-    """Return a context in which calls put host arrays on a device under `jax.transfer_guard("disallow")`."""
+    """Return a context that lets calls move host arrays under `jax.transfer_guard("disallow")`."""
     return _config().explicit_device_put_scope
 
 

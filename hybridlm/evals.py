@@ -170,9 +170,9 @@ class HybridLM(TemplateLM):
                 rolling_windows(self.tok_encode(request.args[0]), self.prefix_token_id, self.max_length + 1)
                 for request in window
             ]
-            scores = iter(checked(self.lm.text_model.scores([part.tokens for parts in texts for part in parts])))
+            scores = iter(checked(self.lm.text_model.scores([tokens for parts in texts for tokens, _ in parts])))
             for request, parts in zip(window, texts, strict=True):
-                logprobs = [next(scores).logprobs[-part.predicted :] for part in parts]
+                logprobs = [next(scores).logprobs[-predicted:] for _, predicted in parts]
                 results.append(float(sum(np.sum(array, dtype=np.float64) for array in logprobs)))
                 self.cache_hook.add_partial("loglikelihood_rolling", request.args, results[-1])
         return results

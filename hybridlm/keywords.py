@@ -94,22 +94,19 @@ def suggests_keywords(function: Callable[P, R]) -> Callable[P, R]:
         TypeError: with all unknown keywords of a call, before any computation.
     """
 
-    @functools.cache
-    def known() -> dict[str, None]:
-        names = list[str]()
-        for name, parameter in inspect.signature(function).parameters.items():
-            if parameter.kind is inspect.Parameter.VAR_KEYWORD:
-                (options,) = get_args(get_type_hints(function)[name])
-                names += get_type_hints(options)
-            elif name not in ("self", "cls"):
-                names.append(name)
-        return dict.fromkeys(names)
+    names = dict[str, None]()
+    for name, parameter in inspect.signature(function).parameters.items():
+        if parameter.kind is inspect.Parameter.VAR_KEYWORD:
+            (options,) = get_args(parameter.annotation)
+            names |= dict.fromkeys(get_type_hints(options))
+        elif name not in ("self", "cls"):
+            names[name] = None
 
     @functools.wraps(function)
     def checked(*args: P.args, **kwargs: P.kwargs) -> R:
-        if not kwargs.keys() <= known().keys():
-            unknown_names = [name for name in kwargs if name not in known()]
-            raise TypeError("; ".join(unknown_keyword(name, known()) for name in unknown_names))
+        if not kwargs.keys() <= names.keys():
+            unknown_names = [name for name in kwargs if name not in names]
+            raise TypeError("; ".join(unknown_keyword(name, names) for name in unknown_names))
         return function(*args, **kwargs)
 
     return checked

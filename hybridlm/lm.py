@@ -18,9 +18,8 @@ from hybridlm.decision_models.questions import Answer
 from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.prefix import Prefix
+from hybridlm.engine.prefix import Prefix, load_snapshot
 from hybridlm.engine.probe_settings import ProbeSettings, folder_for
-from hybridlm.engine.snapshot_file import load_snapshot
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits, in_order
@@ -28,11 +27,11 @@ from hybridlm.keywords import suggests_in_methods
 from hybridlm.openai_batch.batch_task import BatchFileReport, BatchTask
 from hybridlm.programs.start import Start
 from hybridlm.progress import counting_progress
-from hybridlm.requests.finite import require_finite
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.result_html import table
-from hybridlm.requests.results import Completion, Score
-from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
+from hybridlm.requests.results import Completion, Score, require_finite
+from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings
+from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.score_files.divergence_task import DivergenceFileReport, DivergenceTask, compare_texts, text_model_of
 from hybridlm.score_files.options import FileOptions, FileSettings
@@ -52,7 +51,7 @@ from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles, TextModel
 from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
-from hybridlm.worker import open_session, probed_session, run_requests, run_worker
+from hybridlm.worker import run_worker
 from ir_passes import Certificate
 from ir_passes.host.slot_owner import OneHolder
 from models import Decoder
@@ -169,12 +168,12 @@ class LM(OneHolder):
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        requests, session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
+        events = self.text_model.run(requests, probes, n, logits_processor, speculate)
         finished: dict[int, Completion] = {}
         try:
             lanes = self.text_model.options.lanes
             with counting_progress(progress, "generating", len(requests), above=lanes) as completed:
-                for event in run_requests(requests, session, self.start):
+                for event in events:
                     if event.completion is not None:
                         finished[event.index] = event.completion
                         completed(len(finished))
@@ -200,8 +199,7 @@ class LM(OneHolder):
         """
         requests = self.text_model.inputs.requests(prompts, n, sampling_params, prefix, settings)
         probes = ProbeSettings(hidden_states, positions, states, capture_to, interventions)
-        session = probed_session(self.text_model, requests, probes, n, logits_processor, speculate)
-        return run_requests(*session, self.start)
+        return self.text_model.run(requests, probes, n, logits_processor, speculate)
 
     @takes_settings
     def chat(
@@ -268,8 +266,8 @@ class LM(OneHolder):
             speculate: of all requests, as for `generate`.
             capture_to: new folder for arrays that requests read.
         """
-        to_request, folder = self.text_model.inputs.request, folder_for(capture_to)
-        return open_session(self.engine, self.tokenizer, to_request, logits_processor, speculate, folder)
+        inputs, folder = self.text_model.inputs, folder_for(capture_to)
+        return Session(self.engine, inputs, logits_processor, speculate, capture_to=folder)
 
     def score(
         self, texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]], *, top_logprobs: int = 0,
@@ -585,7 +583,7 @@ class LM(OneHolder):
         every process. It returns False in process 0 and without such a mesh. If another process fails, this one reports
         why and exits (status 70); process 0 raises an error.
         """
-        return self.engine.runner.run_worker(partial(run_worker, self.engine, self.tokenizer))
+        return self.engine.runner.run_worker(partial(run_worker, self.engine, self.text_model.text_inputs))
 
     @property
     def stats(self) -> dict[str, Any]:

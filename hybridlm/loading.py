@@ -43,7 +43,7 @@ from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Certify, Programs
-from hybridlm.programs.runner import OneProcess, Runner
+from hybridlm.programs.runner import Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.start import Start
 from hybridlm.progress import load_progress
@@ -107,7 +107,7 @@ def load(
     placement = options.place()
     dtype = options.chosen_dtype or stored_dtype(directory)
     settings = options.resolved(config, dtype, placement)
-    steps = cache_of(settings.compilation_cache)
+    cache, folder = cache_of(settings.compilation_cache)
     process_group = ProcessGroup(placement) if placement.several_processes else None
     abstract, weights = family.abstract(config.shard(placement.devices)), family.weights(config)
     if settings.drafts:
@@ -126,10 +126,10 @@ def load(
     demand = admit_model(abstract, size, settings, placement)
     typed, _ = assemble(abstract, weight_types(weights, shards, dtype) | packed.types)
     structure, types = flatten(typed)
-    certificates = None if steps.folder is None else steps.folder / "certificates"
-    executables = None if steps.folder is None else ExecutableStore(steps.folder / STEPS)
+    certificates = None if folder is None else folder / "certificates"
+    executables = None if folder is None else ExecutableStore(folder / STEPS)
     programs = Programs(
-        structure, settings.certify, certificates, placement, steps.setting, executables,
+        structure, settings.certify, certificates, placement, cache, executables,
         directory.path.resolve().name, config,
     )  # fmt: skip
     programs.on_compile = start.compiling
@@ -151,7 +151,7 @@ def load(
         _log.warning("%s", adapter_weights.sentence)
     fingerprint = fingerprint_of(directory, dtype, adapters, [dotted(path) for path in packed.layouts])
     tokenizer = Tokenizer.from_dir(directory.path)
-    runner: Runner = Sanitizer(programs, placement) if settings.sanitize else OneProcess(programs, placement)
+    runner: Runner = Sanitizer(programs, placement) if settings.sanitize else Runner(programs, placement)
     if process_group is not None:
         runner = ManyProcesses(programs, placement, process_group)
         process_group.agree_on(
@@ -182,7 +182,7 @@ def _start(path_or_hub_id: str | os.PathLike[str], options: EngineConfig) -> Sta
     path = Path(name).resolve()
     short, location = (path.name, str(path)) if path.exists() else (name, name)
     settings = (location, *options.texts("compilation_cache", "progress").items())
-    return Start(short, cache_of(options.compilation_cache).folder, settings, options.progress, start_time)
+    return Start(short, cache_of(options.compilation_cache)[1], settings, options.progress, start_time)
 
 
 def _locate(

@@ -7,53 +7,44 @@ import math
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from contextlib import nullcontext
 from dataclasses import dataclass, replace
-from functools import wraps
+from functools import cached_property
 from pathlib import Path
-from typing import Any, NamedTuple, TypeVar, Unpack, cast
+from typing import Any, NamedTuple, NoReturn, Unpack
 
 import numpy as np
 
+from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.decoding import DispatchedStep, append_token
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.probing import Probing, probe_sites
 from hybridlm.engine.scheduler import Scheduler
-from hybridlm.engine.speculation import Speculation
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import Grammars, TokenSet, TokenState
 from hybridlm.keywords import suggests_in_methods
+from hybridlm.programs.start import Start
 from hybridlm.requests.interventions import Intervention
 from hybridlm.requests.results import Completion, PromptLogprobs
-from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings, with_settings
+from hybridlm.requests.sampling_params import SamplingParams, Settings, takes_settings
 from hybridlm.requests.sequence import ActiveSequence, FinishReason, Request
+from hybridlm.requests.validation import with_settings
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.scoring.prompt_logprobs import add_prompts, prompt_logprobs
+from hybridlm.scoring.scorer import add_prompts, prompt_logprobs
 from hybridlm.scoring.text import ScoredText
 from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
 from ir_passes.host.slot_owner import OneHolder
-from ir_passes.jaxpr.refused import require_threads
+from ir_passes.jaxpr import refused
 
-ToRequest = Callable[[int, Any, SamplingParams, int, Prefix | None], Request]
-"""(index, prompt, sampling parameters, priority, prefix) -> checked request."""
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _alone(method: Method) -> Method:
-    """Run a method while no other thread changes the session."""
-
-    @wraps(method)
-    def locked(self: "Session", *args: Any, **kwargs: Any) -> Any:
-        with self._lock:
-            return method(self, *args, **kwargs)
-
-    return cast(Method, locked)
+DRAFTED_BY_USER = "by the user's drafter"
+"""Placeholder for a user's drafter, in the command that opens a session in other processes."""
 
 
 class Event(NamedTuple):
@@ -78,13 +69,30 @@ class AliveRequest:
 
     Attributes:
         sequence: its tokens; another after an inserted end of thoughts.
+        tokenizer: None without text.
+        prompt: the prompt while it is scored.
     """
 
     sequence: ActiveSequence
-    text: GrowingText | None = None
-    budget: ThinkingBudget | None = None
+    tokenizer: Tokenizer | None
     prompt: ScoredText | None = None
     prompt_logprobs: PromptLogprobs | None = None
+
+    @cached_property
+    def text(self) -> GrowingText | None:
+        if self.tokenizer is None:
+            return None
+        params = self.sequence.request.params
+        stream = self.tokenizer.stream(params.skip_special_tokens, params.keep_tool_markers)
+        return GrowingText(stream, params.stop_strings, min_tokens=params.min_tokens)
+
+    @cached_property
+    def budget(self) -> ThinkingBudget | None:
+        request = self.sequence.request
+        params = request.params
+        if self.tokenizer is None or params.thinking_budget is None:
+            return None
+        return ThinkingBudget(self.tokenizer, request.prompt, params.thinking_budget, params.think_end)
 
 
 @suggests_in_methods
@@ -101,10 +109,10 @@ class Session(OneHolder):
     Sessions share rows and pages.
 
     Args:
-        to_request: makes a request of checked arguments of `submit`.
+        inputs: checks the arguments of `submit`, and has the tokenizer.
         processor: changes each lane's logits before sampling.
-        speculation: when to draft and verify; None: never.
-        probing: reads and changes inside the model, if any.
+        speculate: drafter, as for `LM.generate`.
+        probing: reads and changes inside the model, if any; then nothing is drafted.
         capture_to: folder for captured arrays of submitted requests; None: memory.
 
     Attributes:
@@ -116,16 +124,16 @@ class Session(OneHolder):
     def __init__(
         self,
         engine: Engine,
-        tokenizer: Tokenizer | None,
-        to_request: ToRequest,
+        inputs: Inputs,
         processor: LogitsProcessor | None,
-        speculation: Speculation | None = None,
+        speculate: Speculate | AsLoaded = None,
         probing: Probing | None = None,
         capture_to: Path | None = None,
     ):
-        self._engine, self._tokenizer, self._to_request = engine, tokenizer, to_request
-        self._capture_to = capture_to
-        self._scheduler, self._probing = Scheduler(engine, processor, speculation, probing), probing
+        self._engine, self._inputs, self._tokenizer = engine, inputs, inputs.tokenizer
+        self._capture_to, self._probing = capture_to, probing
+        speculation = None if probing is not None else engine.speculation(speculate)
+        self._scheduler = Scheduler(engine, processor, speculation, probing)
         self._alive: dict[int, AliveRequest] = {}
         self._unscored: list[AliveRequest] = []
         self._prompts: dict[ScoredText, list[int]] = {}
@@ -136,6 +144,10 @@ class Session(OneHolder):
         self._closed, self._lost, self._reading_outputs = False, 0, False
         self._done = 0.0
         self._lock = threading.RLock()
+        if probing is None and engine.decisions is not None:
+            drafter = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
+            with engine.decisions.command("session", logits_processor=processor, speculate=drafter):
+                engine.decisions.share(self)
 
     def __enter__(self) -> "Session":
         return self
@@ -158,7 +170,6 @@ class Session(OneHolder):
         return bool(self._alive or self._events or self._lost)
 
     @takes_settings
-    @_alone
     def submit(
         self,
         prompt: str | Sequence[int],
@@ -191,13 +202,16 @@ class Session(OneHolder):
             TypeError, ValueError: a wrong prompt or setting; nothing was queued.
             RuntimeError: a closed session.
         """
-        self._require_open()
-        request = self._to_request(self._submitted, prompt, with_settings(sampling_params, settings), priority, prefix)
-        probes = ProbeSettings(hidden_states, positions, states, None, interventions)
-        if probes.check():
-            request = probes.of_request(self._reading(), request)
-        self.add(request)
-        return request.index
+        with self._lock:
+            if self._closed or refused.forked:
+                self._refuse()
+            params = with_settings(sampling_params, settings)
+            request = self._inputs.request(self._submitted, prompt, params, priority, prefix)
+            probes = ProbeSettings(hidden_states, positions, states, None, interventions)
+            if probes.check():
+                request = probes.of_request(self._reading(), request)
+            self.add(request)
+            return request.index
 
     def _reading(self) -> Probing:
         if self._probing is None:
@@ -206,23 +220,18 @@ class Session(OneHolder):
             self._probing = probing
         return self._probing
 
-    @_alone
     def add(self, request: Request) -> None:
         """Queue a checked request."""
-        params, tokenizer = request.params, self._tokenizer
+        params = request.params
         if params.prompt_logprobs is not None and request.probe is not None and request.probe.intervenes:
             raise ValueError("prompt_logprobs: expected None with interventions; lm.score takes interventions")
-        with self._engine.decisions.command("add", session=self, request=request):
+        with self._lock, self._engine.command("add", session=self, request=request):
             sequence = ActiveSequence(request)
-            alive = AliveRequest(sequence)
-            if tokenizer is not None:
-                stream = tokenizer.stream(params.skip_special_tokens, params.keep_tool_markers)
-                alive.text = GrowingText(stream, params.stop_strings, min_tokens=params.min_tokens)
-                if params.thinking_budget is not None:
-                    alive.budget = ThinkingBudget(tokenizer, request.prompt, params.thinking_budget, params.think_end)
+            alive = AliveRequest(sequence, self._tokenizer)
             self._submitted = request.index + 1
             self._alive[request.index] = alive
-            sequence.grammar = self._grammar(sequence)
+            if params.masked:
+                sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
                 sequence.recorder = self._probing.recorder(request.probe, request.index, capacity)
@@ -242,19 +251,18 @@ class Session(OneHolder):
         else:
             self._end(alive, "length", None)
 
-    @_alone
     def cancel(self, index: int) -> None:
         """End a request now; `step` returns its completion as "cancelled".
 
         Raises:
             KeyError: no active request has this number.
         """
-        if index not in self._alive:
-            raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
-        with self._engine.decisions.command("cancel", session=self, index=index):
-            self._end(self._alive[index], "cancelled", None)
+        with self._lock:
+            if index not in self._alive:
+                raise KeyError(f"request {index} is not alive; alive are {sorted(self._alive)}")
+            with self._engine.command("cancel", session=self, index=index):
+                self._end(self._alive[index], "cancelled", None)
 
-    @_alone
     def step(self) -> list[Event]:
         """Dispatch the next step, then wait for the previous one and return its tokens.
 
@@ -268,37 +276,36 @@ class Session(OneHolder):
             RowsLost: an interrupted step closed the session; submit its requests again.
             RuntimeError: a closed session.
         """
-        self._require_open()
-        with self._engine.decisions.command("step", session=self):
-            try:
-                self._advance()
-            except BaseException as error:
-                # An interrupted wait is repeated by the next call; of the others tokens may be lost.
-                if not self._reading_outputs and error not in self.errors.values():
-                    lost = {*self._alive, *(event.index for event in self._events)}
-                    self.close()
-                    self._lost = len(lost)
-                raise
-            events, self._events = self._events, []
-            return events
-
-    def _advance(self) -> None:
-        self._reading_outputs = False
-        while self._in_flight and self._in_flight[0].accepted is not None:
-            self._read()
-        if self._unscored:
-            self._score_prompts()
-        dispatched = self._scheduler.next(unread=bool(self._in_flight))
-        if dispatched is None and self._in_flight:
-            while self._in_flight:
-                self._read()
-            dispatched = self._scheduler.next()
-        if dispatched is not None:
-            self._in_flight.append(dispatched)
-        if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
-            self._read()
-        if self._engine.checked:
-            self._scheduler.check_integrity()
+        with self._lock:
+            if self._closed or refused.forked:
+                self._refuse()
+            with self._engine.command("step", session=self):
+                self._reading_outputs = False
+                try:
+                    while self._in_flight and self._in_flight[0].accepted is not None:
+                        self._read()
+                    if self._unscored:
+                        self._score_prompts()
+                    dispatched = self._scheduler.next(unread=bool(self._in_flight))
+                    if dispatched is None and self._in_flight:
+                        while self._in_flight:
+                            self._read()
+                        dispatched = self._scheduler.next()
+                    if dispatched is not None:
+                        self._in_flight.append(dispatched)
+                    if len(self._in_flight) > 1 or (self._in_flight and dispatched is None):
+                        self._read()
+                    if self._engine.checked:
+                        self._scheduler.check_integrity()
+                except BaseException as error:
+                    # An interrupted wait is repeated by the next call; of the others tokens may be lost.
+                    if not self._reading_outputs and error not in self.errors.values():
+                        lost = {*self._alive, *(event.index for event in self._events)}
+                        self.close()
+                        self._lost = len(lost)
+                    raise
+                events, self._events = self._events, []
+                return events
 
     def _score_prompts(self) -> None:
         new = [alive.sequence for alive in self._unscored if alive.sequence.finish_reason is None]
@@ -309,22 +316,23 @@ class Session(OneHolder):
             for index in indices:
                 self._alive[index].prompt = prompt
 
-    @_alone
     def check_integrity(self) -> None:
         """Check that every row is free or held by one active request.
 
         Raises:
             SlotError: with every fault.
         """
-        self._scheduler.check_integrity()
+        with self._lock:
+            self._scheduler.check_integrity()
 
-    @_alone
     def close(self) -> None:
         """End every request without a completion and release the rows. Closing twice does nothing."""
-        self._lost = 0
-        self._events.clear()
-        if not self._closed:
-            with self._engine.decisions.command("close", session=self):
+        with self._lock:
+            self._lost = 0
+            self._events.clear()
+            if self._closed:
+                return
+            with self._engine.command("close", session=self):
                 self._closed = True
                 self._alive.clear()
                 self._prompts.clear()
@@ -333,11 +341,10 @@ class Session(OneHolder):
                     self._probing.close()
                 self._scheduler.close()
 
-    def _require_open(self) -> None:
-        require_threads("session")
-        if self._closed:
-            lost = f", {self._lost} requests have not ended" if self._lost else ""
-            raise RuntimeError(f"the session is closed{lost}; open another one with lm.session()")
+    def _refuse(self) -> NoReturn:
+        refused.require_threads("session")
+        lost = f", {self._lost} requests have not ended" if self._lost else ""
+        raise RuntimeError(f"the session is closed{lost}; open another one with lm.session()")
 
     def _read(self) -> None:
         # The step stays in the queue until its outputs have arrived, so that an interrupted wait can be repeated.
@@ -346,7 +353,7 @@ class Session(OneHolder):
         with nullcontext() if timing is None else timing.reading(dispatched.sampled.token, self._done):
             accepted, sampled = self._read_outputs(dispatched)
         if timing is not None:
-            timing.keep(self._engine.decisions.decide(lambda: timing.seconds))
+            timing.keep(self._engine.decide(lambda: timing.seconds))
         self._done = time.perf_counter()
         self._in_flight.popleft()
         if dispatched.parts:
@@ -548,3 +555,16 @@ class Session(OneHolder):
             if not self._prompts[prompt]:
                 del self._prompts[prompt]
                 self._scheduler.leave(prompt)
+
+
+def run_requests(session: Session, requests: Sequence[Request], start: Start | None) -> Generator[Event, None, None]:
+    """Yield the events of requests; report the time of the first one to `start`."""
+    began = time.perf_counter()
+    with session:
+        for request in requests:
+            session.add(request)
+        while session.busy:
+            events = session.step()
+            if events and start is not None:
+                start.answered(time.perf_counter() - began)
+            yield from events

@@ -1,7 +1,8 @@
 """A loaded model for scoring, decisions and files."""
 
+import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
@@ -19,6 +20,7 @@ from hybridlm.decision_models.heads import LabelHead
 from hybridlm.decision_models.prompts import Prompts
 from hybridlm.decision_models.settings import read_settings
 from hybridlm.devices.machine import Machine
+from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
@@ -28,17 +30,19 @@ from hybridlm.engine.probing import TextProbing
 from hybridlm.files.finished import FinishedTexts
 from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
+from hybridlm.requests.sequence import Request
 from hybridlm.requests.validation import to_items
+from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
 from hybridlm.scoring.perplexity import prefix_token
 from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.scoring.scorer import checked, scores
+from hybridlm.session import Event, Session, run_requests
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.version import __version__
-from ir_passes.jaxpr import jax_private
+from ir_passes.jaxpr import jax_private, refused
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.refused import require_threads
 from models.layers.embedding import embedding_rows
 from models.ops.quantised_weight import stored_form
 
@@ -115,7 +119,8 @@ class TextModel:
     @property
     def engine(self) -> Engine:
         """The engine; raises ForkedProcessError in a process without JAX's threads."""
-        require_threads(f"{self.path}")
+        if refused.forked:
+            raise refused.ForkedProcessError(f"{self.path}")
         return self._engine
 
     def require_vocabulary_head(self) -> None:
@@ -132,7 +137,8 @@ class TextModel:
     @property
     def inputs(self) -> Inputs:
         """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
-        self.require_vocabulary_head()
+        if not self.has_vocabulary_head:
+            self.require_vocabulary_head()
         return self.text_inputs
 
     @property
@@ -142,6 +148,27 @@ class TextModel:
     def first_token(self) -> int:
         """Return the token before a text: the model's first or end token."""
         return prefix_token(self.tokenizer, self.eos_token_ids)
+
+    def run(
+        self,
+        requests: Sequence[Request],
+        probes: ProbeSettings,
+        n: int,
+        processor: LogitsProcessor | None,
+        speculate: Speculate | AsLoaded,
+    ) -> Generator[Event, None, None]:
+        """Open a session of requests, `n` per prompt, with probes and interventions; return its events.
+
+        Raises:
+            ValueError: drafts are requested together with reads or changes.
+        """
+        engine, inputs, probing = self.engine, self.text_inputs, None
+        if probes.check():
+            if speculate not in (None, "as loaded"):
+                raise ValueError("speculate: expected None with hidden_states, states or interventions")
+            requests, probing = probes.of_requests(engine, requests, n)
+        session = Session(engine, inputs, processor, speculate, probing)
+        return run_requests(session, requests, self._start)
 
     def scores(
         self,
@@ -226,7 +253,7 @@ class TextModel:
 
     def counter(self) -> Callable[[], TokenCounts]:
         """Return a function with the counts of this thread, for any thread."""
-        stats = self.engine.stats.of_thread
+        stats = self.engine.stats.by_thread[threading.get_ident()]
 
         def counts() -> TokenCounts:
             computed = sum(stats[name] for name in ("prompt_tokens", "scored_tokens", "generated_tokens"))

@@ -1,104 +1,43 @@
-"""Sessions in all processes, and the loop of workers that repeats commands of process 0."""
+"""The loop of workers that repeats commands of process 0."""
 
 import sys
-import time
-from collections.abc import Callable, Generator
-from pathlib import Path
+from collections.abc import Callable
 from types import SimpleNamespace
 from typing import Any
 
-from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
+from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
-from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import ProcessLost, exit_peer_lost
 from hybridlm.multiprocess.process_group import ProcessGroup
-from hybridlm.programs.start import Start
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.rows.pool import RowsLost
-from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import Question, TextQuestion
 from hybridlm.scoring.pooling import read_hidden
 from hybridlm.scoring.scorer import scores
-from hybridlm.session import Event, Session, ToRequest
-from hybridlm.text.tokenizer import Tokenizer
-from hybridlm.text_model import TextModel
+from hybridlm.session import DRAFTED_BY_USER, Session
 from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
-DRAFTED_BY_USER = "by the user's drafter"
-"""Placeholder for a user's drafter, in the command that opens a session in other processes."""
 CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
 """Errors for the user, which process 0 raises at the same point; others end this process."""
 
 
-def open_session(
-    engine: Engine,
-    tokenizer: Tokenizer | None,
-    to_request: ToRequest,
-    processor: LogitsProcessor | None,
-    speculate: Speculate | AsLoaded,
-    capture_to: Path | None = None,
-) -> Session:
-    """Open a session in all processes; arguments as for `Session` and `LM.session`."""
-    broadcast = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
-    speculation = engine.speculation(speculate)
-    with engine.decisions.command("session", logits_processor=processor, speculate=broadcast):
-        session = Session(engine, tokenizer, to_request, processor, speculation, capture_to=capture_to)
-        engine.decisions.share(session)
-    return session
-
-
-def probed_session(
-    model: TextModel,
-    requests: list[Request],
-    probes: ProbeSettings,
-    n: int,
-    processor: LogitsProcessor | None,
-    speculate: Speculate | AsLoaded,
-) -> tuple[list[Request], Session]:
-    """Return `n` requests per prompt, with probes and interventions, and their session.
-
-    Raises:
-        ValueError: drafts are requested together with reads or changes.
-    """
-    engine, inputs = model.engine, model.inputs
-    if not probes.check():
-        return requests, open_session(engine, inputs.tokenizer, inputs.request, processor, speculate)
-    if speculate not in (None, "as loaded"):
-        raise ValueError("speculate: expected None with hidden_states, states or interventions")
-    requests, probing = probes.of_requests(engine, requests, n)
-    return requests, Session(engine, inputs.tokenizer, inputs.request, processor, None, probing)
-
-
-def run_requests(requests: list[Request], session: Session, start: Start | None) -> Generator[Event, None, None]:
-    """Yield the events of requests; report the time of the first one to `start`."""
-    began = time.perf_counter()
-    with session:
-        for request in requests:
-            session.add(request)
-        while session.busy:
-            events = session.step()
-            if events and start is not None:
-                start.answered(time.perf_counter() - began)
-            yield from events
-
-
-def run_worker(engine: Engine, tokenizer: Tokenizer | None, group: ProcessGroup) -> None:
+def run_worker(engine: Engine, inputs: Inputs, group: ProcessGroup) -> None:
     """Repeat the commands of process 0 to its end; report a failure and exit.
 
     All other processes wait for it, so it must exit.
     """
     group.messages.classes = {cls.__name__: cls for cls in CLASSES}
     try:
-        repeat(engine, tokenizer, group.decisions, group.busy_with)
+        repeat(engine, inputs, group.decisions, group.busy_with)
         group.check_all()
     except Exception as error:
         message = f"{type(error).__name__}: {error}"
@@ -114,12 +53,12 @@ def _in_process_0(token_ids: object, k: int) -> list[int]:
     raise RuntimeError("the drafter is in process 0")
 
 
-def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
+def repeat(engine: Engine, inputs: Inputs, decisions: Broadcast, busy_with: Callable[[str], Any]) -> None:
     """Run the commands of process 0 until its end."""
 
     def session(logits_processor: None, speculate: Any) -> None:
         drafter: Any = SimpleNamespace(propose=_in_process_0) if speculate == DRAFTED_BY_USER else speculate
-        open_session(engine, tokenizer, _checked, logits_processor, drafter)
+        Session(engine, inputs, logits_processor, drafter)
 
     def warm(every_bucket: bool) -> None:
         with busy_with("warmup"):
@@ -142,7 +81,3 @@ def repeat(engine: Engine, tokenizer: Tokenizer | None, decisions: Broadcast, bu
             commands[message.kind](**message.arguments)
         except USERS:
             pass  # process 0 reports the error to the user
-
-
-def _checked(*arguments: Any) -> Request:
-    raise RuntimeError("requests are received as they were checked in process 0")

@@ -93,7 +93,7 @@ class Soak:
                     if event.completion is not None:
                         self._compare(pending.pop(event.index), event.completion)
                 session.check_integrity()
-                pages = lm.engine.pool.row_pages.owner
+                pages = lm.engine.pool.page_owner
                 self.seen["shared pages"] += 0 if pages is None else int((pages.counts() > 1).sum())
         if pending:
             self.wrong.append(f"requests {sorted(pending)} never ended")
@@ -122,7 +122,7 @@ class Soak:
         if lm is self.cached:
             lm.engine.clear_prefix_cache()
         pool = lm.engine.pool
-        free = sum(map(pool.row_pages.free_in, range(pool.devices)))
+        free = sum(map(pool.free_pages, range(pool.devices)))
         if pool.owner.held or free != pool.pages - pool.devices:
             self.wrong.append(f"rows {pool.owner.held} are held, {free} pages are free, after all requests have ended")
 

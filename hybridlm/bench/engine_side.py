@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.bench.sides import random_tokens
 from hybridlm.lm import LM
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes import CompiledStep

@@ -51,7 +51,7 @@ def clear(
 
 
 def _store(folder: Path | None) -> ExecutableStore:
-    store = cache_of(folder).folder
+    _, store = cache_of(folder)
     if store is None:
         raise ValueError("expected JAX's compilation cache, or one of the user's own, in a local folder; give --folder")
     return ExecutableStore(store / STEPS)
@@ -97,7 +97,7 @@ def warmup(
     compiled = sum(not origin.stored for origin in origins.values())
     typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")
     if lost := sum(not origin.reusable for origin in origins.values()):
-        folder = cache_of(None).folder
+        _, folder = cache_of(None)
         typer.echo(
             f"error: {'no cache' if folder is None else folder / STEPS}: {lost} of {len(origins)} steps are not kept, "
             "later processes compile them again: make room (hybridlm cache clear) or set XDG_CACHE_HOME to a folder of "

@@ -9,7 +9,7 @@ import numpy as np
 from hybridlm.decision_models.heads import LabelHead, SlotHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
-from hybridlm.requests.finite import require_finite
+from hybridlm.requests.results import require_finite
 from hybridlm.requests.validation import check_length, located
 from hybridlm.scoring.pooling import ReadText
 

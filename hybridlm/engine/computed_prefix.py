@@ -11,7 +11,7 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import read_all
 from hybridlm.errors import NumericalError
-from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.requests.sequence import sampling_inputs
 from hybridlm.rows.snapshot import nothing_consumed
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.operands import Batch, StepInputs
@@ -40,12 +40,13 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
     lanes, snapshot = engine.bucket(1, engine.lanes), nothing_consumed(engine.kind)
     reading: Reading[PrefixText] = Reading([engine], lanes, inputs, widths=(engine.chunk,), counter="prompt_tokens")
     text = PrefixText(0, tokens, keeps_state=True, outside=engine.vocab_size)
-    with engine.decisions.command("prefix", tokens=tokens):
+    with engine.command("prefix", tokens=tokens):
         if len(tokens) > 1:
             list(read_all(reading, [text]))
             if text.first_wrong is not None:
                 raise NumericalError("prefix", text.first_wrong)
             assert text.snapshot is not None
             snapshot = text.snapshot
-        engine.decisions.share(snapshot)
+        if engine.decisions is not None:
+            engine.decisions.share(snapshot)
     return Prefix(tokens, snapshot)

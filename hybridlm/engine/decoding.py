@@ -20,15 +20,13 @@ from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.reading import QueuedText, TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import MIN_CHANGES, logit_changes, sampling_arrays, sampling_inputs
-from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.requests.sequence import ActiveSequence, logit_changes, sampling_arrays, sampling_inputs
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
 from ir_passes.files.user_warnings import warn_user
 from ir_passes.host.slot_owner import SlotError, SlotFault
-from models import KV_BLOCK
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
@@ -67,22 +65,15 @@ class Decoding:
         self._warned = False
         self._steady: tuple[list[ActiveSequence | None], np.ndarray, StepInputs] | None = None
 
-    def limit(self, sequence: ActiveSequence, pool: RowPool) -> int:
-        """Return the most positions of a sequence with its MTP drafts, without the last token."""
-        drafts = 0 if self._speculation is None else self._speculation.head_drafts
-        request, context = sequence.request, self._engine.context
-        positions = min(len(request.prompt) + request.params.max_tokens, context) - 1
-        return min(positions + drafts, pool.blocks * KV_BLOCK)
-
     def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
-        indices = pool.short(slots, [self._positions_to_decode(sequence, pool) for sequence in sequences])
+        indices = pool.short(slots, [self._positions_to_decode(sequence) for sequence in sequences])
         return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
 
     def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
         """Reserve pages for the next decode step of a sequence; False without free pages."""
         assert sequence.slot is not None
-        positions = self._positions_to_decode(sequence, pool)
+        positions = self._positions_to_decode(sequence)
         if not pool.can_reserve(sequence.slot, positions):
             cache, device = self._engine.prefix_cache, pool.device_of(sequence.slot)
             if cache is None or not cache.make_room(pool, device, pool.missing(sequence.slot, positions)):
@@ -105,7 +96,7 @@ class Decoding:
             if slot is not None and pool.device_of(slot) == device
         ]
         if len(neighbours) == 1:
-            pool.reserve(sequence.slot, self._positions_to_decode(sequence, pool))
+            pool.reserve(sequence.slot, self._positions_to_decode(sequence))
         return max(neighbours, key=lambda other: other.order)
 
     def warn_of_preemption(self, sequence: ActiveSequence | QueuedText) -> None:
@@ -117,39 +108,14 @@ class Decoding:
                 "read again. load(cache=) with more, or fewer lanes, avoids this; lm.stats['preemptions'] counts it",
             )
 
-    def _positions_to_decode(self, sequence: ActiveSequence, pool: RowPool) -> int:
+    def _positions_to_decode(self, sequence: ActiveSequence) -> int:
         """Return a decoding sequence's positions after its next step, with drafts."""
         ahead = 0 if self._speculation is None else self._speculation.ahead
-        return min(sequence.consumed + 1 + ahead, self.limit(sequence, pool))
-
-    def begin(self, sequence: ActiveSequence) -> None:
-        # Changes of logits after a draft depend on the draft.
-        if self._speculation is not None and not sequence.request.params.changes_logits:
-            sequence.drafting = self._speculation.begin(sequence.request.prompt)
-
-    def prepare(self, sequences: list[ActiveSequence], top: int | None) -> None:
-        """Compile the step after a prefill, in a thread."""
-        engine = self._engine
-        # With drafts the next step is known once there are tokens.
-        if (
-            engine.runner.compiles_ahead
-            and self._speculation is None
-            and all(sequence.probe is None for sequence in sequences)
-            and any(sequence.remaining(engine.context) > 1 for sequence in sequences)
-        ):
-            changes, programs = dict[str, Any](), engine.programs
-            if any(sequence.request.params.needs_output for sequence in sequences):
-                masked = any(sequence.request.params.masked for sequence in sequences)
-                changes = {"changes": MIN_CHANGES, "masked": masked}
-            request = len(sequences), top, self._processor, *changes.values()
-            if request not in programs.prepared:
-                programs.prepared.add(request)
-                lanes = engine.bucket(len(sequences), engine.lanes)
-                step = engine.shape("generate", lanes, 1, top=top, processor=self._processor, **changes)
-                programs.prepare((step,), engine.example_arguments)
+        return min(sequence.consumed + 1 + ahead, sequence.limit)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
+        params = [sequence.request.params for sequence in sequences]
+        return self._drafts(sequences) or any(p.changes_logits or p.masked for p in params)
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)

@@ -8,8 +8,9 @@ import threading
 import weakref
 from collections import deque
 from collections.abc import Callable, Sequence
+from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any
+from typing import Any, TypeVar
 
 import jax
 import numpy as np
@@ -34,9 +35,9 @@ from hybridlm.files.finished import FinishedTexts
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.examples import example_arguments
-from hybridlm.programs.jax_settings import JaxSettings, under_settings
+from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.runner import OneProcess, PoolStep, Runner
+from hybridlm.programs.runner import PoolStep, Runner, Tallies
 from hybridlm.programs.shapes import AnyShape, Shape, StepName, lane_bucket
 from hybridlm.rows.arrays import RowArrays
 from hybridlm.rows.parts import PartShape
@@ -45,7 +46,6 @@ from hybridlm.rows.snapshot import StateKind, layout_of
 from hybridlm.sampling.vocab_parallel import Vocabulary
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
-from hybridlm.steps.tallies import Tallies
 from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
@@ -68,6 +68,7 @@ def holds_turn() -> bool:
     return True
 
 
+T = TypeVar("T")
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -85,9 +86,12 @@ class Engine:
         ValueError: `prefix_cache` is less than one state.
 
     Attributes:
-        decisions: commands and decisions shared with other processes.
+        decisions: commands and decisions shared with other processes; None in one process.
         blocks: pages of a context; 0 without KV caches.
         page_limit: most pages of a pool on each device.
+        cache_limit: positions of a device's KV cache; None with room for a context.
+        longest: most tokens of a text or prompt, by the context and a device's KV cache.
+        mtp_drafts, head_drafts: MTP drafts of a step, and most positions of them after a sequence's end.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
         checked: check the holders of all rows after every step.
         after_step: test hook, called with rows and owners.
@@ -111,8 +115,9 @@ class Engine:
         )  # fmt: skip
         self.widths = settings.widths or (self.chunk,)
         placement = self.placement = programs.placement
-        self.runner = OneProcess(programs, placement) if runner is None else runner
+        self.runner = Runner(programs, placement) if runner is None else runner
         self.programs, self.decisions = self.runner.programs, self.runner.decisions
+        self.settings = self.programs.settings
         self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
         self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
@@ -136,10 +141,15 @@ class Engine:
         self.blocks = self.row_arrays.blocks(self.context)
         page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
         self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
+        limit = self.page_limit
+        self.cache_limit = limit * KV_BLOCK if limit is not None and limit < self.blocks else None
+        self.longest = self.context if self.cache_limit is None else min(self.context, self.cache_limit)
         self._pool: RowPool | None = None
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
+        self.mtp_drafts = self.draft_tokens if settings.needs_head else 0
+        self.head_drafts = self.draft_tokens if self._head else 0
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
 
@@ -151,6 +161,14 @@ class Engine:
     @finished.setter
     def finished(self, finished: FinishedTexts | None) -> None:
         self._of_thread.finished = finished
+
+    def command(self, kind: str, **arguments: Any) -> AbstractContextManager[None]:
+        """Run a call of the user, with all its data, in all processes."""
+        return nullcontext() if self.decisions is None else self.decisions.command(kind, **arguments)
+
+    def decide(self, make: Callable[[], T]) -> T:
+        """Return process 0's result of `make`, within a command."""
+        return make() if self.decisions is None else self.decisions.decide(make)
 
     def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.
@@ -165,7 +183,7 @@ class Engine:
             return None
         check_commit(self.row_arrays.model)
         if make not in DRAFTERS.values():
-            make = partial(DecidedDrafter, make(), self.vocab_size, self.decisions.decide)
+            make = partial(DecidedDrafter, make(), self.vocab_size, self.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior
         return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
 
@@ -201,7 +219,7 @@ class Engine:
     def clear_prefix_cache(self) -> None:
         """Drop all cached states, in all processes."""
         if self._cache_budget is not None:
-            with self.decisions.command("clear prefix cache"):
+            with self.command("clear prefix cache"):
                 if self.prefix_cache is not None:
                     self.prefix_cache.clear()
                 self.prefix_cache = PrefixCache(self.moves, self._cache_budget, self.chunk)
@@ -222,14 +240,6 @@ class Engine:
         devices = self.placement.data
         return bytes_on_a_device(self.row_arrays.abstract(devices, devices * self.blocks))
 
-    @property
-    def mtp_drafts(self) -> int:
-        return self.draft_tokens if self.options.needs_head else 0
-
-    @property
-    def settings(self) -> JaxSettings:
-        return self.programs.settings
-
     def pages(self, rows: int) -> int:
         devices = self.placement.data
         return devices * pool_pages(-(-rows // devices), self.blocks, self.page_limit)
@@ -238,22 +248,6 @@ class Engine:
     def cache_positions(self) -> int:
         """Positions of a run's KV cache, on all devices."""
         return max(0, self.pages(self.rows) - self.placement.data) * KV_BLOCK
-
-    @property
-    def cache_limit(self) -> int | None:
-        """Positions of a device's KV cache; None with room for a context."""
-        limit = self.page_limit
-        return limit * KV_BLOCK if limit is not None and limit < self.blocks else None
-
-    @property
-    def head_drafts(self) -> int:
-        """Most positions of MTP drafts after a sequence's end."""
-        return self.draft_tokens if self._head else 0
-
-    @property
-    def longest(self) -> int:
-        """Most tokens of a text or prompt, by the context and a device's KV cache."""
-        return self.context if self.cache_limit is None else min(self.context, self.cache_limit)
 
     @under_settings
     def new_rows(self, count: int) -> Rows:
@@ -289,11 +283,12 @@ class Engine:
     @property
     def pool(self) -> RowPool:
         """The pool of all sequences and texts, allocated at first use and after a loss."""
-        self.require_parameters()
+        if not self.params:
+            self.require_parameters()
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)
-            if self._pool is None or not self._pool.whole:
+            if self._pool is None or self._pool.arrays is None:
                 for queue in self.queues:
                     queue.lose_rows()
                 if self._pool is not None and self.prefix_cache is not None:
@@ -317,7 +312,7 @@ class Engine:
 
         An empty pool hands out rows like a new one: no run depends on earlier runs.
         """
-        if self._pool is not None and self._pool.whole:
+        if self._pool is not None and self._pool.arrays is not None:
             self._pool.release(slot)
             if not self._pool.owner.held:
                 self._pool.vacate()
@@ -328,8 +323,8 @@ class Engine:
             return self.runner.read(outputs)
         except jax.errors.JaxRuntimeError:
             with TURN_LOCK:
-                if self._pool is not None and self._pool.whole:
-                    self._pool.take()
+                if self._pool is not None:
+                    self._pool.arrays = None
             raise
 
     def run(
@@ -357,13 +352,13 @@ class Engine:
         positions = inputs.batch.positions
         ends = np.where(lengths > 0, positions + lengths + shape.mtp_drafts, 0)
         # An MTP head writes the last position of the previous step again.
-        pool.row_pages.require(rows, positions - 1 if self._head else positions, ends)
+        pool.require_pages(rows, positions - 1 if self._head else positions, ends)
         step = PoolStep(shape, self.params, pool, inputs, owners, counts)
         outputs, arrays = self.runner.run(step, self.example_arguments)
         if self.after_step is not None:
             owner_of = dict(zip(rows.tolist(), owners, strict=True))
             arrays = self.after_step(arrays, [owner_of.get(row) for row in range(pool.size)])
-        pool.put(arrays)
+        pool.arrays = arrays
         if counts is None:
             pool.unsettle(rows[[owner is not None for owner in owners]])
         else:

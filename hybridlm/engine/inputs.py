@@ -1,15 +1,33 @@
 """Checked requests and token ids from users' arguments."""
 
+import operator
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from typing import Any
+
+import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.errors import MAX_SHOWN
-from hybridlm.requests.sampling_params import SamplingParams, Settings, settings_of_prompts
+from hybridlm.grammars import Grammars, GrammarSource, grammar_text
+from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, Settings, draw_seed
 from hybridlm.requests.sequence import Request, ResolvedParams
-from hybridlm.requests.validation import MAX_LOGPROBS, check_count, check_length, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import (
+    LARGEST,
+    MAX_LOGPROBS,
+    are_ids,
+    check_count,
+    check_length,
+    faults_of,
+    is_whole,
+    read_bad_words,
+    read_logit_bias,
+    settings_of_prompts,
+    stops_of,
+    to_items,
+)
 from hybridlm.rows.snapshot import Snapshot
+from hybridlm.text.reasoning import markers_of
 from hybridlm.text.tokenizer import Tokenizer
 
 
@@ -36,12 +54,21 @@ class Inputs:
     def max_logprobs(self) -> int:
         return min(self.vocab_size, MAX_LOGPROBS)
 
-    def encode(self, item: Any, where: str) -> tuple[int, ...]:
+    def encode(self, item: Any, where: str, prefix: Prefix | None = None) -> tuple[int, ...]:
         """Return the token ids of an item within the context and the KV cache.
 
-        Raises TypeError or ValueError with the item's name.
+        Args:
+            prefix: its tokens come first; the item is then encoded without special tokens, and may be empty.
+
+        Raises:
+            TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
         """
-        ids = self.token_ids(item, where)
+        if prefix is None:
+            ids = self.token_ids(item, where)
+        else:
+            self.require_prefix(prefix)
+            ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
+            where = f"{where}, with its prefix of {len(prefix)},"
         check_length(ids, where, self.context, self.cache)
         return ids
 
@@ -50,16 +77,42 @@ class Inputs:
         return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
-        """Return an item's token ids, of any length; raises as `encode`."""
-        ids = to_token_ids(item, where, self.tokenizer, self.vocab_size, continues)
-        for i, token in enumerate(ids if self.placeholders else ()):
+        """Return the token ids of an item, of any length.
+
+        Args:
+            continues: may be empty, and gets no special tokens.
+
+        Raises:
+            TypeError: neither a string nor a list of token ids.
+            ValueError: empty, a string without a tokenizer, or an id outside the vocabulary or of an image.
+        """
+        tokenizer = self.tokenizer
+        if isinstance(item, str):
+            if tokenizer is None:
+                message = "got text, but the checkpoint has no tokenizer.json; pass a list of token ids"
+                raise ValueError(f"{where}: {message}")
+            ids = tokenizer.encode(item, add_special_tokens=not continues)
+        elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
+            wrong = [(i, token) for i, token in enumerate(item) if not is_whole(token)]
+            if wrong:
+                i, token = wrong[0]
+                raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
+            ids = [operator.index(token) for token in item]
+        else:
+            raise TypeError(f"{where}: expected a string or a list of token ids, got {type(item)}")
+        if not ids and not continues:
+            raise ValueError(f"{where}: is empty; at least one token is needed")
+        for i, token in enumerate(ids):
+            if not 0 <= token < self.vocab_size:
+                message = f"token id {token} at index {i} is outside the vocabulary [0, {self.vocab_size})"
+                raise ValueError(f"{where}: {message}")
             if token in self.placeholders:
-                text = "" if self.tokenizer is None else self.tokenizer.decode([token], skip_special_tokens=False)
+                text = "" if tokenizer is None else tokenizer.decode([token], skip_special_tokens=False)
                 raise ValueError(
                     f"{where}: token id {token} ({text!r:.100}) at index {i} stands for an image, audio or video, and "
                     "only the text model of this checkpoint is loaded; remove it from the prompt"
                 )
-        return ids
+        return tuple(ids)
 
     def encode_all(self, items: Any, name: str, of_any_length: bool = False) -> list[tuple[int, ...]]:
         """Return the token ids of every item of a list; raises as `encode`."""
@@ -68,23 +121,10 @@ class Inputs:
             return [self.token_ids(item, where) for item, where in named]
         return [self.encode(item, where) for item, where in named]
 
-    def after(self, prefix: Any, item: Any, where: str) -> tuple[int, ...]:
-        """Return the token ids of a prefix and an item, within the context.
-
-        The text is encoded separately, without special tokens.
-
-        Raises:
-            TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
-        """
-        self.require_prefix(prefix)
-        ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
-        check_length(ids, f"{where}, with its prefix of {len(prefix)},", self.context, self.cache)
-        return ids
-
     def continuations(self, prefix: Any, items: Any, name: str) -> list[tuple[int, ...]]:
-        """Return the token ids of a prefix and each item, not empty; raises as `after`."""
+        """Return the token ids of a prefix and each item, not empty; raises as `encode`."""
         self.require_prefix(prefix)
-        prompts = [self.after(prefix, item, f"{name}[{i}]") for i, item in enumerate(to_items(items, name))]
+        prompts = [self.encode(item, f"{name}[{i}]", prefix) for i, item in enumerate(to_items(items, name))]
         for i, ids in enumerate(prompts):
             if len(ids) == len(prefix):
                 raise ValueError(f"{name}[{i}]: is empty; at least one token is needed behind the prefix")
@@ -115,10 +155,13 @@ class Inputs:
         items = to_items(prompts, "prompts")
         params = settings_of_prompts(params, settings or {}, len(items))
         listed = isinstance(params, list)
-        resolved = self._resolve_all(params) if listed else [self._resolve(params)] * len(items)
+        resolved = self._resolve_all(params) if listed else [self.resolve(params)] * len(items)
         requests = []
         for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
-            tokens, start = self._prompt(item, f"prompts[{i}]", prefix, checked)
+            tokens = self.encode(item, f"prompts[{i}]", prefix)
+            if self.cache is not None:
+                self._require_room(tokens, f"prompts[{i}]", checked)
+            start = None if prefix is None else prefix.snapshot
             for j in range(n):
                 index = j if listed else None
                 requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))
@@ -128,7 +171,7 @@ class Inputs:
         resolved, faults = list[ResolvedParams](), list[str]()
         for i, settings in enumerate(params):
             try:
-                resolved.append(self._resolve(settings))
+                resolved.append(self.resolve(settings))
             except ValueError as error:
                 faults.append(f"settings of prompts[{i}]: {error}")
         if len(faults) > MAX_SHOWN:
@@ -137,14 +180,8 @@ class Inputs:
             raise ValueError("; ".join(faults))
         return resolved
 
-    def _prompt(
-        self, item: Any, where: str, prefix: Prefix | None, params: ResolvedParams
-    ) -> tuple[tuple[int, ...], Snapshot | None]:
-        """Return the token ids of a prompt and the state that it continues.
-
-        Raises as `encode` and `after`, and ValueError without room in the KV cache.
-        """
-        tokens = self.encode(item, where) if prefix is None else self.after(prefix, item, where)
+    def _require_room(self, tokens: Sequence[int], where: str, params: ResolvedParams) -> None:
+        """Raise ValueError for a completion without room in the KV cache."""
         room, count = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
         if room < count:
             drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
@@ -153,7 +190,6 @@ class Inputs:
                 f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
                 f"{max(room, 0)}, or load with a larger cache"
             )
-        return tokens, None if prefix is None else prefix.snapshot
 
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
@@ -161,9 +197,93 @@ class Inputs:
         """Return one request; raises as `requests`."""
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
-        resolved = self._resolve(params)
-        tokens, start = self._prompt(prompt, f"request {index}", prefix, resolved)
-        return Request(index, tokens, resolved, priority, start=start)
+        resolved = self.resolve(params)
+        tokens = self.encode(prompt, f"request {index}", prefix)
+        if self.cache is not None:
+            self._require_room(tokens, f"request {index}", resolved)
+        return Request(index, tokens, resolved, priority, start=None if prefix is None else prefix.snapshot)
 
-    def _resolve(self, params: SamplingParams) -> ResolvedParams:
-        return resolve(params, end_token_ids=self.eos_token_ids, tokenizer=self.tokenizer, vocab_size=self.vocab_size)
+    def resolve(self, params: SamplingParams) -> ResolvedParams:
+        """Check sampling parameters against a model, and draw a missing seed.
+
+        Raises:
+            ValueError: all wrong settings.
+            MissingExtra: structured outputs without llguidance.
+        """
+        tokenizer, vocab_size = self.tokenizer, self.vocab_size
+        faults = faults_of(params, min(vocab_size, MAX_LOGPROBS))
+        strings: list[str] = []
+        ids = [] if params.ignore_eos else list(self.eos_token_ids)
+        for item in stops_of(params.stop):
+            if not isinstance(item, str):
+                if is_whole(item, 0, vocab_size - 1):
+                    ids.append(item)
+                else:
+                    faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
+            elif tokenizer is None:
+                faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
+            else:
+                strings.append(item)
+        if not are_ids(params.stop_token_ids, vocab_size):
+            faults.append(
+                f"stop_token_ids: expected a list of token ids below {vocab_size}, got {params.stop_token_ids!r}"
+            )
+        allowed = params.allowed_token_ids
+        if allowed is not None and not (are_ids(allowed, vocab_size) and allowed):
+            faults.append(
+                f"allowed_token_ids: expected at least one token id below {vocab_size}, or None, got {allowed!r}"
+            )
+        if allowed is not None and params.structured_outputs is not None:
+            faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
+        bias = () if params.logit_bias is None else read_logit_bias(params.logit_bias, vocab_size)
+        words = read_bad_words(params.bad_words, tokenizer, vocab_size)
+        if isinstance(bias, str):
+            faults.append(
+                f"logit_bias: expected token ids below {vocab_size} -> numbers in -3e38..{LARGEST:g}, got {bias}"
+            )
+        if isinstance(words, str):
+            faults.append(f"bad_words: expected strings or lists of token ids below {vocab_size}, got {words}")
+        if params.thinking_budget is not None:
+            if tokenizer is None:
+                faults.append("thinking_budget: needs a tokenizer, the checkpoint has no tokenizer.json")
+            elif markers_of(tokenizer, params.think_end) is None:
+                faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
+        grammar = None
+        if params.structured_outputs is not None:
+            grammar = self._grammar(params)
+            if isinstance(grammar, str):
+                faults.append(f"structured_outputs: {grammar}")
+        if faults:
+            raise ValueError("; ".join(faults))
+        assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
+        ids += params.stop_token_ids
+        plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
+        for name, value in plain.items():
+            if isinstance(value, np.generic):
+                plain[name] = value.item()
+            if isinstance(getattr(PlainSettings, name), float):
+                plain[name] = float(value)
+        if params.seed is None:
+            plain["seed"] = draw_seed() if params.temperature > 0 else ResolvedParams.seed
+        return ResolvedParams(
+            **plain,
+            stop_token_ids=frozenset(int(token) for token in ids),
+            stop_strings=tuple(strings),
+            logit_bias=bias,
+            bad_words=words,
+            allowed_token_ids=None if allowed is None else tuple(sorted({int(token) for token in allowed})),
+            grammar=grammar,
+        )
+
+    def _grammar(self, params: SamplingParams) -> GrammarSource | str:
+        """Return the grammar of structured outputs, or its fault."""
+        if self.tokenizer is None:
+            return "needs a tokenizer, the checkpoint has no tokenizer.json"
+        if params.ignore_eos:
+            return "expected ignore_eos=False, because completions end with their grammar"
+        try:
+            text = grammar_text(params.structured_outputs)
+            Grammars.of(self.tokenizer, self.vocab_size, self.eos_token_ids).check(text)
+        except ValueError as error:
+            return str(error)
+        return GrammarSource(text, self.eos_token_ids)

@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, NamedTuple, Self
+from typing import Any, Self
 
 import jax.numpy as jnp
 import numpy as np
@@ -48,16 +48,9 @@ def probe_sites(engine: Engine, method: str) -> ProbeSites:
     return ProbeSites(engine.config.family, engine.residual_size, engine.context, units, states)
 
 
-class StepReads(NamedTuple):
-    """Values that one step reads of one sequence.
-
-    Attributes:
-        positions: in the order of the step's output.
-        states: copies of the row's arrays after the last position.
-    """
-
-    positions: list[int]
-    states: CachedBuffers | None
+StepReads = tuple[list[int], CachedBuffers | None]
+"""Values that one step reads of one sequence: positions in the order of the step's output, and copies of the row's
+arrays after the last one."""
 
 
 class Probing:
@@ -122,7 +115,7 @@ class Probing:
             if positions and sequence.slot is not None:
                 keeps = sequence.probe.states
                 states = self._engine.moves.keep_state(pool, sequence.slot, sequence) if keeps else None
-                reads[lane] = StepReads(positions, states)
+                reads[lane] = positions, states
         return reads
 
     def _edit(self, pool: RowPool, lane_map: LaneMap, edits: dict[int, list[Any]]) -> None:
@@ -143,12 +136,13 @@ class Probing:
         probe: Probe | None = sequence.probe
         if reads is None or sequence.recorder is None or probe is None:
             return None
-        states = None if reads.states is None else self._read(reads.states)
+        positions, buffers = reads
+        states = None if buffers is None else self._read(buffers)
         hidden = self.sites.hidden
         # A step without slots reads states alone; one for other lanes may have more hidden states.
         named = dict(zip(probe.hidden_states, hidden_states or (), strict=False))
         wrong = None
-        for i, position in enumerate(reads.positions):
+        for i, position in enumerate(positions):
             values = {index: rows[lane, i * hidden : (i + 1) * hidden] for index, rows in named.items()}
             sequence.recorder.put(position, values, states, probe.last)
             arrays = [*values.values(), *(() if states is None else states.values())]

@@ -17,9 +17,8 @@ from hybridlm.engine.probing import StepReads, TextProbing
 from hybridlm.engine.widths import next_width
 from hybridlm.programs.shapes import Shape
 from hybridlm.requests.captured import Recorder
-from hybridlm.requests.finite import first_not_finite
 from hybridlm.requests.probes import Probe
-from hybridlm.requests.sequence import slots_of
+from hybridlm.requests.results import first_not_finite
 from hybridlm.rows.pool import LaneMap
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.steps.operands import Batch, Feed, StepInputs
@@ -191,7 +190,7 @@ class Reading(Generic[T]):
         Cached states are evicted for pages.
         """
         pool, each = self.engines[0].pool, self.lanes // self.engines[0].placement.data
-        used = [pool.device_of(slot) for slot in slots_of([other for other in joined if other.reading is self])]
+        used = pool.devices_of([other.slot for other in joined if other.reading is self])
         pairs = zip(self.engines, text.copies, strict=True)
         devices, *lists = (engine.make_room(copy.end) for engine, copy in pairs)
         return [device for device in devices if used.count(device) < each and all(device in other for other in lists)]
@@ -252,7 +251,7 @@ class Reading(Generic[T]):
             return [value_of.get(lane) for lane in range(self.lanes)]
 
         for i, engine in enumerate(self.engines):
-            places, lane_map = engine.pool.arrange(slots_of([text.copies[i] for text in texts]), self.lanes, places)
+            places, lane_map = engine.pool.arrange([text.copies[i].slot for text in texts], self.lanes, places)
             batch = Batch.of(by_lane(feeds), width, lane_map.slots, lane_map.pages)
             inputs = self._inputs(batch, by_lane(texts), by_lane(feeds))
             if probing is not None:

@@ -13,10 +13,10 @@ import threading
 import time
 import weakref
 from collections import deque
-from collections.abc import Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Sequence
 from contextlib import nullcontext
-from functools import partial, wraps
-from typing import Any, TypeVar, cast
+from functools import cached_property, partial
+from typing import Any
 
 import numpy as np
 
@@ -28,8 +28,7 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ARRIVALS, ActiveSequence, slots_of
+from hybridlm.requests.sequence import ARRIVALS, MIN_CHANGES, ActiveSequence, sampling_inputs
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
@@ -53,18 +52,6 @@ ROOM = KV_BLOCK
 _TURNS = itertools.count(1)
 
 Queued = ActiveSequence | QueuedText
-Method = TypeVar("Method", bound=Callable[..., Any])
-
-
-def _in_turn(method: Method) -> Method:
-    """Run a method while no other thread changes queues or pools."""
-
-    @wraps(method)
-    def locked(*args: Any, **kwargs: Any) -> Any:
-        with TURN_LOCK:
-            return method(*args, **kwargs)
-
-    return cast(Method, locked)
 
 
 class Scheduler:
@@ -91,8 +78,7 @@ class Scheduler:
         engines: Sequence[Engine] = (),
     ):
         assert probing is None or speculation is None, "nothing is drafted where probes may be"
-        self._engine, self._processor, self._drafts, self._probing = engine, processor, speculation is not None, probing
-        self._decoding = Decoding(engine, processor, speculation)
+        self._engine, self._processor, self._speculation, self._probing = engine, processor, speculation, probing
         self._engines = engines or (engine,)
         self._heaps: dict[Hashable, list[tuple[tuple[int, ...], Queued]]] = {}
         self.prefilling: list[ActiveSequence] = []
@@ -113,12 +99,16 @@ class Scheduler:
 
     def read_and_change(self, probing: Probing) -> None:
         """Enable reads and changes inside the model; raises ValueError if the session drafts."""
-        if self._drafts:
+        if self._speculation is not None:
             raise ValueError(
                 "hidden_states, states, interventions: expected a session that drafts nothing; open it with "
                 "session(speculate=None)"
             )
         self._probing = probing
+
+    @cached_property
+    def _decoding(self) -> Decoding:
+        return Decoding(self._engine, self._processor, self._speculation)
 
     @property
     def waiting(self) -> list[tuple[tuple[int, ...], Queued]]:
@@ -140,24 +130,31 @@ class Scheduler:
         sequences = [each for _, each in self.waiting] + self.joined
         return sum(isinstance(each, ActiveSequence) for each in sequences) + len(self.awaited) or self.unfinished
 
-    @_in_turn
     def add(self, sequence: ActiveSequence) -> None:
-        self.awaited.discard(sequence)
-        self._decoding.begin(sequence)
-        self._wait(sequence)
+        """Add a sequence to the queue."""
+        engine, request, speculation = self._engine, sequence.request, self._speculation
+        positions = min(len(request.prompt) + request.params.max_tokens, engine.context) - 1
+        drafts = 0 if speculation is None else speculation.head_drafts
+        sequence.limit = min(positions + drafts, engine.blocks * KV_BLOCK)
+        with TURN_LOCK:
+            self.awaited.discard(sequence)
+            # Changes of logits after a draft depend on the draft.
+            if speculation is not None and not request.params.changes_logits:
+                sequence.drafting = speculation.begin(request.prompt)
+            self._wait(sequence)
 
-    @_in_turn
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
         """Add the texts of a reading to the queue, each after its shared prefix."""
-        arrival = next(ARRIVALS)
-        for i, text in enumerate(texts):
-            text.reading = reading
-            if text.parent is None:
-                text.order = (-priority, arrival, i)
-                self._wait(text)
-            else:
-                text.order = (*text.parent.order, i)
-                text.parent.children.append(text)
+        with TURN_LOCK:
+            arrival = next(ARRIVALS)
+            for i, text in enumerate(texts):
+                text.reading = reading
+                if text.parent is None:
+                    text.order = (-priority, arrival, i)
+                    self._wait(text)
+                else:
+                    text.order = (*text.parent.order, i)
+                    text.parent.children.append(text)
 
     def _wait(self, sequence: Queued) -> None:
         # Texts, nested prefixes and other prefixes of a reading have separate heaps: they do not block one another.
@@ -166,33 +163,27 @@ class Scheduler:
             kind = sequence.reading, sequence.index is None, sequence.parent is None
         heapq.heappush(self._heaps.setdefault(kind, []), (sequence.order, sequence))
 
-    def _pop(self, kind: Hashable) -> None:
-        heapq.heappop(self._heaps[kind])
-        if not self._heaps[kind]:
-            del self._heaps[kind]
-
-    @_in_turn
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text; a step in flight may write its row."""
-        for kind, heap in list(self._heaps.items()):
-            if any(entry[1] is sequence for entry in heap):
-                heap[:] = [entry for entry in heap if entry[1] is not sequence]
-                heapq.heapify(heap)
-                if not heap:
-                    del self._heaps[kind]
-        if isinstance(sequence, QueuedText):
-            parent = sequence.parent
-            sequence.reading.detach(sequence)
-            if parent is not None and not parent.children and not parent.done:
-                self.leave(parent)
-        elif sequence.finish_reason == "stop" and sequence in self.decoding and self._pool is not None:
-            self._cache_state(sequence, self._pool)  # the next turn of a conversation continues it
-        else:
-            self.awaited.discard(sequence)
-        self._release(sequence)
-        self._engine.runner.forget(sequence)
+        with TURN_LOCK:
+            for kind, heap in list(self._heaps.items()):
+                if any(entry[1] is sequence for entry in heap):
+                    heap[:] = [entry for entry in heap if entry[1] is not sequence]
+                    heapq.heapify(heap)
+                    if not heap:
+                        del self._heaps[kind]
+            if isinstance(sequence, QueuedText):
+                parent = sequence.parent
+                sequence.reading.detach(sequence)
+                if parent is not None and not parent.children and not parent.done:
+                    self.leave(parent)
+            elif sequence.finish_reason == "stop" and sequence in self.decoding and self._pool is not None:
+                self._cache_state(sequence, self._pool)  # the next turn of a conversation continues it
+            else:
+                self.awaited.discard(sequence)
+            self._release(sequence)
+            self._engine.runner.forget(sequence)
 
-    @_in_turn
     def next(self, unread: bool = False) -> DispatchedStep | None:
         """Dispatch the next step.
 
@@ -202,40 +193,41 @@ class Scheduler:
         Returns:
             None without work or rows, or if the step needs unread tokens.
         """
-        self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
-        if self._heaps or self.joined:
-            self._pool, *_ = [engine.pool for engine in self._engines]
-        self._admit()
-        self._turns.append(self.turn)
-        if self._heaps and not self.joined:
-            TURN_LOCK.wait(WAIT_SECONDS)  # others have all rows
-        if self.decoding and (self._prefill_run >= MAX_PREFILL_RUN or not (self.prefilling or self.reading)):
-            if unread and self._decoding.needs_tokens(self.decoding):
-                return None
-            self._grow()
-            if self.decoding:  # not all were preempted
+        with TURN_LOCK:
+            self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
+            if self._heaps or self.joined:
+                self._pool, *_ = [engine.pool for engine in self._engines]
+            self._admit()
+            self._turns.append(self.turn)
+            if self._heaps and not self.joined:
+                TURN_LOCK.wait(WAIT_SECONDS)  # others have all rows
+            if self.decoding and (self._prefill_run >= MAX_PREFILL_RUN or not (self.prefilling or self.reading)):
+                if unread and self._decoding.needs_tokens(self.decoding):
+                    return None
+                self._grow()
+                if self.decoding:  # not all were preempted
+                    self._prefill_run = 0
+                    return self._decode_step()
+            prefills: list[Queued] = [*self.prefilling, *self.reading]
+            if not prefills:
                 self._prefill_run = 0
-                return self._decode_step()
-        prefills: list[Queued] = [*self.prefilling, *self.reading]
-        if not prefills:
-            self._prefill_run = 0
-            return None
-        self._prefill_run += 1
-        new = [sequence for sequence in prefills if not sequence.stepped]
-        self._led_by_new = bool(new) and not self._led_by_new
-        leader = min(new if self._led_by_new else prefills, key=lambda sequence: sequence.order)
-        return self._read_texts(leader) if isinstance(leader, QueuedText) else self._prefill(leader)
+                return None
+            self._prefill_run += 1
+            new = [sequence for sequence in prefills if not sequence.stepped]
+            self._led_by_new = bool(new) and not self._led_by_new
+            leader = min(new if self._led_by_new else prefills, key=lambda sequence: sequence.order)
+            return self._read_texts(leader) if isinstance(leader, QueuedText) else self._prefill(leader)
 
-    @_in_turn
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the accepted tokens per lane of a verifying step."""
-        self._decoding.settle(self._engine.pool, dispatched, accepted)
-        self._release_finished(dispatched)
+        with TURN_LOCK:
+            self._decoding.settle(self._engine.pool, dispatched, accepted)
+            self._release_finished(dispatched)
 
-    @_in_turn
     def invalidate(self, sequence: ActiveSequence) -> None:
-        if self._engine.prefix_cache is not None:
-            self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
+        with TURN_LOCK:
+            if self._engine.prefix_cache is not None:
+                self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
     def lose_rows(self) -> None:
         for sequence in self.joined:
@@ -250,41 +242,41 @@ class Scheduler:
         else:
             self._close()
 
-    @_in_turn
     def _close(self) -> None:
-        self._finalizer.detach()
-        self._heaps.clear()
-        for sequence in self.joined:
-            self._release(sequence)
-        self._pool = None
+        with TURN_LOCK:
+            self._finalizer.detach()
+            self._heaps.clear()
+            for sequence in self.joined:
+                self._release(sequence)
+            self._pool = None
 
-    @_in_turn
     def check_integrity(self) -> None:
         """Check that rows have at most one sequence each, and sequences one queue; raises SlotError."""
-        faults: list[Statement] = []
-        pool, joined = self._pool, self.joined
-        without = [sequence.subject for sequence in joined if sequence.slot is None]
-        if without or (joined and pool is None):
-            message = (
-                f"{', '.join(without)} have no row" if without else f"{len(joined)} sequences have rows of no pool"
-            )
-            faults.append(SlotFault.NO_ROW.fault("", message))
-        elif pool is not None:
-            pool.check_integrity()
-            pool.rows_of(slots_of(joined))
-            count = sum(len(queue.joined) for queue in self._engine.queues)
-            if len(pool.owner.held) != count:
-                message = f"{len(pool.owner.held)} of {pool.size} rows are held by {count} sequences"
+        with TURN_LOCK:
+            faults: list[Statement] = []
+            pool, joined = self._pool, self.joined
+            without = [sequence.subject for sequence in joined if sequence.slot is None]
+            if without or (joined and pool is None):
+                message = (
+                    f"{', '.join(without)} have no row" if without else f"{len(joined)} sequences have rows of no pool"
+                )
+                faults.append(SlotFault.NO_ROW.fault("", message))
+            elif pool is not None:
+                pool.check_integrity()
+                pool.rows_of([sequence.slot for sequence in joined])
+                count = sum(len(queue.joined) for queue in self._engine.queues)
+                if len(pool.owner.held) != count:
+                    message = f"{len(pool.owner.held)} of {pool.size} rows are held by {count} sequences"
+                    faults.append(SlotFault.STATES.fault("", message))
+            if len(set(map(id, joined))) != len(joined) or any(entry[1].slot is not None for entry in self.waiting):
+                faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
+            if len(joined) > self._engine.lanes:
+                message = f"{len(joined)} sequences have joined, expected at most {self._engine.lanes}"
                 faults.append(SlotFault.STATES.fault("", message))
-        if len(set(map(id, joined))) != len(joined) or any(entry[1].slot is not None for entry in self.waiting):
-            faults.append(SlotFault.STATES.fault("", "a sequence is in two states"))
-        if len(joined) > self._engine.lanes:
-            message = f"{len(joined)} sequences have joined, expected at most {self._engine.lanes}"
-            faults.append(SlotFault.STATES.fault("", message))
-        if faults:
-            raise SlotError(*faults)
-        if self._engine.prefix_cache is not None:
-            self._engine.prefix_cache.check_integrity()
+            if faults:
+                raise SlotError(*faults)
+            if self._engine.prefix_cache is not None:
+                self._engine.prefix_cache.check_integrity()
 
     def _admit(self) -> None:
         """Give rows and pages to waiting sequences and texts.
@@ -301,24 +293,28 @@ class Scheduler:
             if not heads:
                 break
             _, sequence, kind = min(heads, key=lambda head: head[0])
+            device = None
             if isinstance(sequence, QueuedText):
-                reading = sequence.reading
-                if reading in narrow or not reading.has_lane(sequence, self.reading):
+                if sequence.reading in narrow or not sequence.reading.has_lane(sequence, self.reading):
                     blocked.add(kind)
                     continue
                 device = self._device_for(sequence)
                 if device is None:
                     break
-                self._pop(kind)
+            elif len(sequence.generated) != sequence.sampled:
+                break
+            heapq.heappop(self._heaps[kind])
+            if not self._heaps[kind]:
+                del self._heaps[kind]
+            if isinstance(sequence, QueuedText):
                 self.reading.append(sequence)
                 sequence.stepped = False
-                reading.begin(sequence, device)
+                sequence.reading.begin(sequence, device)
                 continue
-            if len(sequence.generated) != sequence.sampled:
-                break
-            self._pop(kind)
             sequence.begin()
-            cache = engine.prefix_cache if sequence.shares_states else None
+            cache = engine.prefix_cache
+            if cache is not None and not sequence.shares_states:
+                cache = None
             if cache is not None and cache.should_wait(sequence.prompt, self.prefilling):
                 delayed.append(sequence)
             elif not self._join(sequence, pool, cache):
@@ -343,9 +339,7 @@ class Scheduler:
         last = {queue: max(queue.joined, key=lambda joined: joined.order) for queue in _with_rows(engines)}
         queues = sorted(last, key=lambda queue: last[queue].order, reverse=True)
         # Threads and clocks of other processes differ.
-        index = self._engine.decisions.decide(
-            lambda: next((i for i, queue in enumerate(queues) if self._sees_idle(queue)), None)
-        )
+        index = self._engine.decide(lambda: next((i for i, queue in enumerate(queues) if self._sees_idle(queue)), None))
         if index is None:
             return False
         queues[index]._preempt(last[queues[index]])
@@ -366,12 +360,12 @@ class Scheduler:
             SlotsExhausted: no other sequence has pages.
         """
         engine, moves, start = self._engine, self._engine.moves, sequence.request.start
-        positions, cacheless = min(len(sequence.prompt) + ROOM, self._decoding.limit(sequence, pool)), False
+        positions, cacheless = min(len(sequence.prompt) + ROOM, sequence.limit), False
         while True:
             with nullcontext(start) if cache is None or cacheless else cache.pinned(sequence.prompt, start) as snapshot:
                 shared = [] if snapshot is None else moves.shareable(snapshot)
-                in_use = bool(_with_rows([engine]))
-                if engine.make_room(positions, shared) or not (in_use or snapshot is not start):
+                has_room = pool.devices_for(positions, shared) or engine.make_room(positions, shared)
+                if has_room or (snapshot is start and not _with_rows([engine])):
                     slot = pool.acquire(positions, shared=shared)
                     sequence.slot, sequence.stepped = slot, False
                     self.prefilling.append(sequence)
@@ -383,7 +377,7 @@ class Scheduler:
                         sequence.consumed = moves.restore(snapshot, pool, slot, sequence.prompt, owner=sequence)
                     return True
             if not self._preempt_idle([engine]):
-                if cacheless or in_use:
+                if cacheless or _with_rows([engine]):
                     return False
                 cacheless = True  # a pinned page that is only copied in part may take the last free page
 
@@ -440,7 +434,7 @@ class Scheduler:
         new = sum(not sequence.stepped for sequence in alike) if by_new else 0
         # Two chunks show whether a prompt leaves tokens to later steps.
         counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in alike]
-        devices, platform = pool.devices_of(slots_of(alike)), engine.placement.platform
+        devices, platform = pool.devices_of([s.slot for s in alike]), engine.placement.platform
         chosen, size, width = cheapest_step(
             counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices
         )
@@ -452,9 +446,8 @@ class Scheduler:
         if self._probing is not None:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
         shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
-        if not self._decode_lanes:
-            waiting: Any = [sequence for _, sequence in self._heaps.get(None, ())]
-            self._decoding.prepare([*self.prefilling, *self.decoding, *waiting], shape.top)
+        if not self._decode_lanes and engine.runner.compiles_ahead and self._speculation is None:
+            self._compile_ahead(shape.top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         stepped: list[tuple[int, ActiveSequence, int]] = []
@@ -472,6 +465,28 @@ class Scheduler:
         for sequence, _ in sampling:
             self._start_decoding(sequence)
         return DispatchedStep(sampled, sampling, reads=reads)
+
+    def _compile_ahead(self, top: int | None) -> None:
+        """Compile the decode step after a prefill, in a thread.
+
+        With drafts the next step is known once there are tokens.
+        """
+        engine, waiting = self._engine, [sequence for _, sequence in self._heaps.get(None, ())]
+        sequences: list[Any] = [*self.prefilling, *self.decoding, *waiting]
+        if any(sequence.probe is not None for sequence in sequences):
+            return
+        if all(sequence.remaining(engine.context) <= 1 for sequence in sequences):
+            return
+        params = [sequence.request.params for sequence in sequences]
+        masked, changes = any(p.masked for p in params), dict[str, Any]()
+        if masked or any(p.changes_logits for p in params):
+            changes = {"changes": MIN_CHANGES, "masked": masked}
+        step = len(sequences), top, self._processor, *changes.values()
+        if step not in engine.programs.prepared:
+            engine.programs.prepared.add(step)
+            lanes = engine.bucket(len(sequences), engine.lanes)
+            shape = engine.shape("generate", lanes, 1, top=top, processor=self._processor, **changes)
+            engine.programs.prepare((shape,), engine.example_arguments)
 
     def _one_kind(self, sequences: list[ActiveSequence]) -> list[ActiveSequence]:
         """Return the sequences of the next decode step: with and without probes in turn.
@@ -518,7 +533,7 @@ class Scheduler:
 
     def _fit_decode_lanes(self, pool: RowPool) -> int:
         engine, lanes = self._engine, self._decode_lanes
-        needed = engine.bucket(pool.lanes_for(slots_of(self.decoding)), engine.lanes)
+        needed = engine.bucket(pool.lanes_for([sequence.slot for sequence in self.decoding]), engine.lanes)
         if needed >= lanes:
             return needed
         steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
@@ -542,7 +557,7 @@ class Scheduler:
         self, pool: RowPool, sequences: list[ActiveSequence], count: int
     ) -> tuple[list[ActiveSequence | None], LaneMap]:
         lanes: list[ActiveSequence | None] = [None] * count
-        places, lane_map = pool.arrange(slots_of(sequences), count)
+        places, lane_map = pool.arrange([sequence.slot for sequence in sequences], count)
         for lane, sequence in zip(places, sequences, strict=True):
             lanes[lane] = sequence
         return lanes, lane_map
@@ -560,7 +575,8 @@ def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:
     queue.add_texts(reading, texts)
     try:
         while in_flight or queue.unfinished:
-            engine.decisions.checkpoint()
+            if engine.decisions is not None:
+                engine.decisions.checkpoint()
             dispatched = queue.next()
             if dispatched is not None:
                 in_flight.append(dispatched)

@@ -23,7 +23,7 @@ def warm_up(engine: Engine, every_bucket: bool, progress: bool | None) -> dict[s
         return str(shape), time.perf_counter() - start
 
     with (
-        engine.decisions.command("warm up", every_bucket=every_bucket),
+        engine.command("warm up", every_bucket=every_bucket),
         counting_progress(progress, "compiling", len(shapes)) as report,
         ThreadPoolExecutor(cores()) as pool,
     ):

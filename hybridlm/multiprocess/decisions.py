@@ -27,28 +27,7 @@ class DecisionFailed(RuntimeError):
     """Exception of process 0 in place of a decision."""
 
 
-class Decisions:
-    """Commands and decisions of a single process."""
-
-    leads = True
-
-    @contextmanager
-    def command(self, kind: str, **arguments: Any) -> Iterator[None]:
-        """Run a call of the user, with all its data."""
-        yield
-
-    def decide(self, make: Callable[[], T]) -> T:
-        """Return process 0's result of `make`, within a command."""
-        return make()
-
-    def checkpoint(self) -> None:
-        """Let an interrupt end a command here."""
-
-    def share(self, thing: Any) -> None:
-        """Number an object for later commands."""
-
-
-class Broadcast(Decisions):
+class Broadcast:
     """Commands and decisions of a run: process 0 sends, the others receive.
 
     Args:
@@ -84,6 +63,7 @@ class Broadcast(Decisions):
                 self._depth -= 1
 
     def decide(self, make: Callable[[], T]) -> T:
+        """Return process 0's result of `make`, within a command."""
         if self.leads:
             try:
                 value = make()

@@ -22,8 +22,8 @@ from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.rows import InputRow, Mark, RowReader, TextSource
 from hybridlm.score_files.task import RowTask, Task, total
+from hybridlm.session import Session
 from hybridlm.text_model import TextModel
-from hybridlm.worker import open_session
 
 FORMAT = 2
 """Version of output rows; parts of another version are not continued."""
@@ -119,7 +119,7 @@ class BatchTask(Task):
         inputs = model.inputs
         batch = BatchModel(
             inputs,
-            lambda: open_session(engine, model.tokenizer, inputs.request, None, "as loaded"),
+            lambda: Session(engine, inputs, None, "as loaded"),
             model.scores,
             model.path.name,
             engine.clear_prefix_cache,

@@ -119,7 +119,7 @@ class PrefixCache:
     def make_room(self, pool: RowPool, device: int, pages: int) -> bool:
         """Evict states until so many pages are free; return whether they are."""
         with self._lock:
-            while pool.row_pages.free_in(device) < pages:
+            while pool.free_pages(device) < pages:
                 if not self._memory.free_page(device):
                     return False
         return True

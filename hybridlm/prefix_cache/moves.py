@@ -7,14 +7,13 @@ import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.programs.runner import Move, Runner
+from hybridlm.programs.runner import Move, Runner, Tallies
 from hybridlm.rows.arrays import maker_of_zeros
 from hybridlm.rows.cached_buffers import BufferSpan, CachedBuffers, KeptPage
 from hybridlm.rows.parts import PartShape, RowPart
 from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.rows.snapshot import Snapshot, SnapshotError, StateKind, nothing_consumed, require_consumed, token_hash
 from hybridlm.steps.structure import Rows
-from hybridlm.steps.tallies import Tallies
 from ir_passes.host.page_owner import Page
 from ir_passes.host.row_ledger import Label
 from ir_passes.host.slot_owner import Slot

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import cache
 from pathlib import Path
-from typing import Any, Literal, NamedTuple
+from typing import Any, Literal
 
 import jax
 from jax.experimental.compilation_cache.compilation_cache import reset_cache
@@ -28,29 +28,17 @@ _free = threading.Condition()
 _in_use: list[str] = []
 
 
-class Cache(NamedTuple):
-    """Storage of compiled steps between processes.
-
-    Attributes:
-        setting: None leaves JAX's own.
-        folder: for certificates and times.
-    """
-
-    setting: str | None
-    folder: Path | None
-
-
 def is_cache(setting: Any) -> bool:
     return setting is None or setting is False or (isinstance(setting, str | os.PathLike) and setting != "")
 
 
-def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> Cache:
-    """Return the cache for `load(compilation_cache=)`; JAX's own setting is unchanged.
+def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> tuple[str | None, Path | None]:
+    """Return JAX's setting and the folder of compiled steps, for `load(compilation_cache=)`.
 
-    Without a home directory there is a warning and no cache.
+    A setting of None leaves JAX's own. Without a home directory there is a warning and no folder.
     """
     if path is False:
-        return Cache(None, None)
+        return None, None
     jax_setting: str | None = jax.config.values["jax_compilation_cache_dir"]
     chosen = jax_setting if path is None else os.fspath(path)
     if chosen is None:
@@ -58,9 +46,9 @@ def cache_of(path: str | os.PathLike[str] | Literal[False] | None) -> Cache:
             home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
         except RuntimeError as error:
             _warn_once(f"compiled steps are not kept: {error} Give compilation_cache or set XDG_CACHE_HOME")
-            return Cache(None, None)
+            return None, None
         chosen = str(home / "hybridlm" / "xla")
-    return Cache(None if chosen == jax_setting else chosen, None if "://" in chosen else Path(chosen))
+    return None if chosen == jax_setting else chosen, None if "://" in chosen else Path(chosen)
 
 
 @cache

@@ -8,7 +8,7 @@ import numpy as np
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.probes import probe_inputs
-from hybridlm.requests.sampling_operands import empty_changes, sampling_arrays
+from hybridlm.requests.sequence import empty_changes, sampling_arrays
 from hybridlm.sampling.logit_changes import mask_words
 from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.operands import Batch, Chosen, StepInputs

@@ -50,20 +50,32 @@ class JaxSettings:
 
     Args:
         donates: steps must write pools in place.
+
+    Attributes:
+        accepted: settings of threads that `for_steps` leaves unchanged.
     """
 
     def __init__(self, donates: bool):
         self._donates = donates
+        self.accepted = set[Any]()
         self._fixed = FIXED | {DEVICE: jax_private.setting(DEVICE)}
 
     def for_arrays(self) -> AbstractContextManager[Any]:
         return fixed_settings(self._fixed, without_mesh=True)
 
     def for_steps(self) -> AbstractContextManager[Any]:
+        """Return a context with the settings of this model's steps.
+
+        Raises:
+            SettingError: a setting of the thread prevents compilation or donation.
+        """
         require_programs()
         if self._donates:
             require_donation()
-        return fixed_settings(self._fixed, without_mesh=True)
+        context = fixed_settings(self._fixed, without_mesh=True)
+        if isinstance(context, nullcontext):
+            self.accepted.add(jax_private.program_settings())
+        return context
 
 
 P = ParamSpec("P")
@@ -73,6 +85,8 @@ R = TypeVar("R")
 def under_settings(method: Callable[Concatenate[Any, P], R]) -> Callable[Concatenate[Any, P], R]:
     @wraps(method)
     def run(self: Any, /, *args: P.args, **kwargs: P.kwargs) -> R:
+        if jax_private.program_settings() in self.settings.accepted:
+            return method(self, *args, **kwargs)
         with self.settings.for_steps():
             return method(self, *args, **kwargs)
 

@@ -22,6 +22,8 @@ MAP_FIELDS = ("slot that is read", "slot that is written")
 class ManyProcesses(Runner):
     """Runs compiled steps in all processes of a group; raises as `ProcessGroup.call`."""
 
+    compiles_ahead = False
+
     def __init__(self, programs: Programs, placement: Placement, group: ProcessGroup):
         super().__init__(programs, placement)
         self.group, self.decisions = group, group.decisions

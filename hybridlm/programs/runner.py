@@ -3,15 +3,16 @@
 `many_processes` runs steps in several processes, `sanitized` with shadow labels.
 """
 
-from abc import ABC, abstractmethod
-from collections.abc import Callable, Sequence
+import threading
+from collections import Counter, defaultdict
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
 from hybridlm.devices.placement import Placement
-from hybridlm.multiprocess.decisions import Decisions
+from hybridlm.multiprocess.decisions import Broadcast
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.jax_settings import under_settings
 from hybridlm.programs.programs import Programs
@@ -25,6 +26,23 @@ from ir_passes import CompiledStep
 from ir_passes.compile.stored import StoredStep
 from ir_passes.host.row_ledger import Label
 from ir_passes.jaxpr import jax_private
+
+
+class Tallies(Counter[str]):
+    """Counts since loading; each is also counted for the thread that adds it.
+
+    Attributes:
+        by_thread: counts by the identifier of a thread; threads may read the counts of others.
+    """
+
+    def __init__(self, names: Iterable[str] = ()):
+        super().__init__(dict.fromkeys(names, 0))
+        self.by_thread: defaultdict[int, Counter[str]] = defaultdict(Counter)
+
+    def add(self, name: str, count: int = 1) -> None:
+        self[name] += count
+        self.by_thread[threading.get_ident()][name] += count
+
 
 MovedArrays = PoolPart | CachedBuffers
 """`look` for reads, `take` and `put` for writes."""
@@ -58,39 +76,81 @@ class Move(NamedTuple):
     mark: Label | None = None
 
 
-class Runner(ABC):
-    """Runs one model's compiled steps.
+MAX_IN_FLIGHT = 16
+"""Calls before a wait; XLA:CPU lets 32 programs wait on a device."""
 
-    A refused step raises IsolationError, AuditError or HloError.
+
+class InFlight:
+    """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
+
+    XLA:CPU has one thread per device of a process. A collective and a call for a device with 32 waiting programs hold
+    threads; without a free one XLA ends the process after 40 seconds.
+    """
+
+    def __init__(self) -> None:
+        self._results: list[Any] = []
+
+    def add(self, results: Any) -> None:
+        """Add a call's arrays; later calls may donate them."""
+        self._results.append(results)
+        if len(self._results) == MAX_IN_FLIGHT:
+            # Arrays donated to a later call are ready before its awaited results.
+            results, self._results = self._results, []
+            jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])
+
+
+class Runner:
+    """Runs one model's compiled steps, in one process.
+
+    `ManyProcesses` and `Sanitizer` run them otherwise. A refused step raises IsolationError, AuditError or HloError.
 
     Attributes:
         min_rows: least rows of a pool or cached buffers, and lanes of a step.
         checks_rows: the engine checks the holders of rows after every step.
+        compiles_ahead: a step may be compiled in a thread while another one runs.
         certified: as of `Programs`; False for sanitized steps.
-        decisions: commands and decisions shared with other processes.
+        decisions: commands and decisions shared with other processes; None in one process.
     """
 
+    decisions: Broadcast | None = None
     min_rows = 1
     checks_rows = False
-    compiles_ahead = False
+    compiles_ahead = True
 
     def __init__(self, programs: Programs, placement: Placement):
-        self.programs, self.placement, self.decisions = programs, placement, Decisions()
+        self.programs, self.placement = programs, placement
         self.settings, self.certified = programs.settings, programs.certified
+        self._explicit_device_put = jax_private.explicit_device_put()
+        self._in_flight = InFlight() if placement.share_threads else None
 
-    @abstractmethod
+    @under_settings
     def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch a step; return outputs and new rows."""
+        """Dispatch a step that consumes the pool's arrays; return outputs and rows."""
+        inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
+        return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
 
-    @abstractmethod
+    @under_settings
     def move(self, step: Move, examples: Examples) -> None:
         """Dispatch a step that copies a part of a row."""
+        maps, program = self.placement.put_whole(tuple(step.maps)), self.programs.compiled(step.shape, examples)
+        step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
 
+    @under_settings
     def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        """Dispatch a change of rows; by default raise ValueError (see `require_edits`)."""
+        """Dispatch a change of rows; raises as `require_edits`."""
         self.require_edits(str(shape))
+        operands = self.placement.put(operands)
+        (pool.arrays,) = self._call(self.programs.compiled(shape, examples), pool.take(), *operands)
+
+    def _call(self, program: Any, *args: Any) -> Any:
+        with self._explicit_device_put():
+            results = program(*args)
+        if self._in_flight is not None:
+            self._in_flight.add(results)
+        return results
 
     def require_edits(self, subject: str) -> None:
+        """Raise ValueError unless rows can be changed between steps."""
         self.placement.require_one_process(subject)
 
     def read(self, outputs: Any) -> Any:
@@ -122,62 +182,3 @@ class Runner(ABC):
 
     def forget(self, owner: Any) -> None:
         return None
-
-
-MAX_IN_FLIGHT = 16
-"""Calls before a wait; XLA:CPU lets 32 programs wait on a device."""
-
-
-class InFlight:
-    """Bounds the number of calls in flight, to avoid a deadlock of XLA:CPU.
-
-    XLA:CPU has one thread per device of a process. A collective and a call for a device with 32 waiting programs hold
-    threads; without a free one XLA ends the process after 40 seconds.
-
-    Args:
-        shared: programs run on several such devices.
-    """
-
-    def __init__(self, shared: bool):
-        self._shared = shared
-        self._results: list[Any] = []
-
-    def add(self, results: Any) -> None:
-        """Add a call's arrays; later calls may donate them."""
-        if not self._shared:
-            return
-        self._results.append(results)
-        if len(self._results) == MAX_IN_FLIGHT:
-            # Arrays donated to a later call are ready before its awaited results.
-            results, self._results = self._results, []
-            jax.block_until_ready([leaf for leaf in jax.tree.leaves(results) if not leaf.is_deleted()])
-
-
-class OneProcess(Runner):
-    compiles_ahead = True
-
-    def __init__(self, programs: Programs, placement: Placement):
-        super().__init__(programs, placement)
-        self._in_flight = InFlight(placement.share_threads)
-
-    @under_settings
-    def run(self, step: PoolStep, examples: Examples) -> tuple[Any, Rows]:
-        """Dispatch the step; donate the pool's arrays."""
-        inputs = step.inputs if self.placement.mesh is None else self.placement.put(step.inputs)
-        return self._call(self.programs.compiled(step.shape, examples), step.params, step.pool.take(), inputs)
-
-    @under_settings
-    def move(self, step: Move, examples: Examples) -> None:
-        maps, program = self.placement.put_whole(tuple(step.maps)), self.programs.compiled(step.shape, examples)
-        step.target.put(*self._call(program, step.target.take(), step.source.look(), *maps))
-
-    @under_settings
-    def edit(self, shape: EditShape, examples: Examples, pool: RowPool, operands: tuple[Any, ...]) -> None:
-        operands = self.placement.put(operands)
-        pool.put(*self._call(self.programs.compiled(shape, examples), pool.take(), *operands))
-
-    def _call(self, program: Any, *args: Any) -> Any:
-        with jax_private.explicit_device_put():
-            results = program(*args)
-        self._in_flight.add(results)
-        return results

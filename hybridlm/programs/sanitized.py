@@ -36,6 +36,7 @@ class Sanitizer(Runner):
 
     min_rows = 2  # it recognizes the row axis by its length
     checks_rows = True
+    compiles_ahead = False
 
     def __init__(self, programs: Programs, placement: Placement) -> None:
         super().__init__(programs, placement)

@@ -1,13 +1,15 @@
-"""Results of generation and scoring."""
+"""Results of generation and scoring, and checks that they are finite."""
 
 import math
 import sys
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
 import numpy as np
 
+from hybridlm.errors import NumericalError
 from hybridlm.requests.captured import Captured
 from hybridlm.requests.result_html import preformatted, strip, table
 from hybridlm.requests.sequence import FinishReason
@@ -193,3 +195,16 @@ class Score:
 def _without_tokenizer(result: Completion | Score) -> dict[str, Any]:
     """Return the pickled fields: the tokenizer is larger than most results."""
     return {**vars(result), "tokenizer": None}
+
+
+def first_not_finite(arrays: Sequence[Any]) -> int | None:
+    """Return the first position with NaN or infinity in arrays [position, ..]."""
+    masks = [np.isfinite(array) for array in arrays if array is not None]
+    positions = [np.flatnonzero(~mask.all(axis=tuple(range(1, mask.ndim)))) for mask in masks]
+    return min((int(indices[0]) for indices in positions if indices.size), default=None)
+
+
+def require_finite(wrong: Mapping[int, int], item: Callable[[int], str]) -> None:
+    """Raise NumericalError for the first item of `wrong`, by index of its bad token."""
+    for number, token in sorted(wrong.items()):
+        raise NumericalError(item(number), token)

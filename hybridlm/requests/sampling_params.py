@@ -3,8 +3,8 @@
 import inspect
 import secrets
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields, replace
-from typing import Any, ParamSpec, TypedDict, TypeVar
+from dataclasses import dataclass, fields
+from typing import ParamSpec, TypedDict, TypeVar
 
 from hybridlm.grammars import StructuredOutputs
 from hybridlm.keywords import suggests_fields
@@ -118,53 +118,6 @@ class Settings(TypedDict, total=False):
     bad_words: Each[Sequence[str | Sequence[int]]]
     allowed_token_ids: Each[Sequence[int] | None] | Sequence[int]
     structured_outputs: Each[StructuredOutputs | None]
-
-
-def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
-    """Return sampling parameters with replaced fields; raises TypeError for another type."""
-    if params is not None and not isinstance(params, SamplingParams):
-        raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
-    return replace(SamplingParams() if params is None else params, **settings)
-
-
-def settings_of_prompts(
-    params: SamplingParams | Sequence[SamplingParams] | None, settings: Settings, count: int
-) -> SamplingParams | list[SamplingParams]:
-    """Return sampling parameters for all prompts, or a list if an argument is one.
-
-    Raises:
-        TypeError: an item of `params` is no `SamplingParams`.
-        ValueError: lists of other lengths than the prompts, by name.
-    """
-    options: Any = settings
-    lists: dict[str, Sequence[Any]] = {
-        name: value for name, value in options.items() if isinstance(value, list | tuple) and _is_for_each(name, value)
-    }
-    items: Any = params
-    if isinstance(params, list | tuple):
-        lists["sampling_params"] = params
-    elif lists:
-        items = [params] * count
-    else:
-        return with_settings(items, settings)
-    if faults := [f"{name}: got {len(values):,} values" for name, values in lists.items() if len(values) != count]:
-        raise ValueError(f"{'; '.join(faults)}; expected {count:,}, one for each prompt")
-    for i, item in enumerate(items):
-        if "sampling_params" in lists and not isinstance(item, SamplingParams):
-            raise TypeError(f"sampling_params[{i}]: expected a hybridlm.SamplingParams, got {item!r:.200}")
-    lists.pop("sampling_params", None)
-    rows: list[Any] = [settings | {name: values[i] for name, values in lists.items()} for i in range(count)]
-    return [with_settings(item, row) for item, row in zip(items, rows, strict=True)]
-
-
-def _is_for_each(name: str, value: Sequence[Any]) -> bool:
-    if name in ("stop", "stop_token_ids", "allowed_token_ids"):
-        return any(item is None or isinstance(item, list | tuple) for item in value)
-    if name == "bad_words":
-        # A word is a string or a list of token ids.
-        words = (item for item in value if isinstance(item, list | tuple))
-        return any(isinstance(part, str | list | tuple) for word in words for part in word)
-    return True
 
 
 def draw_seed() -> int:

@@ -1,18 +1,14 @@
 """Validation of user input; messages have the item and the expected value."""
 
 import math
-import operator
 import sys
 from collections.abc import Mapping, Sequence
-from dataclasses import fields
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hybridlm.grammars import Grammars, GrammarSource, grammar_text
-from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, draw_seed
-from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.text.reasoning import markers_of
+from hybridlm.requests.sampling_params import SamplingParams, Settings
 from hybridlm.text.tokenizer import Tokenizer
 
 MAX_LOGPROBS = 1000
@@ -46,38 +42,6 @@ def to_items(items: Any, name: str) -> list[Any]:
     return list(items)
 
 
-def to_token_ids(
-    item: Any, where: str, tokenizer: Tokenizer | None, vocab_size: int, continues: bool = False
-) -> tuple[int, ...]:
-    """Return the token ids of one item.
-
-    Args:
-        continues: may be empty, and gets no special tokens.
-
-    Raises:
-        TypeError: neither a string nor a list of token ids.
-        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
-    """
-    if isinstance(item, str):
-        if tokenizer is None:
-            raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
-        ids = tokenizer.encode(item, add_special_tokens=not continues)
-    elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
-        wrong = [(i, token) for i, token in enumerate(item) if not is_whole(token)]
-        if wrong:
-            i, token = wrong[0]
-            raise TypeError(f"{where}: expected token ids, got {token!r} at index {i}")
-        ids = [operator.index(token) for token in item]
-    else:
-        raise TypeError(f"{where}: expected a string or a list of token ids, got {type(item)}")
-    if not ids and not continues:
-        raise ValueError(f"{where}: is empty; at least one token is needed")
-    for i, token in enumerate(ids):
-        if not 0 <= token < vocab_size:
-            raise ValueError(f"{where}: token id {token} at index {i} is outside the vocabulary [0, {vocab_size})")
-    return tuple(ids)
-
-
 def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
     """Raise ValueError unless token ids fit the context and a device's KV cache."""
     for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
@@ -87,14 +51,62 @@ def check_length(ids: Sequence[int], where: str, context: int, cache: int | None
             )
 
 
+def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
+    """Return sampling parameters with replaced fields; raises TypeError for another type."""
+    if params is not None and not isinstance(params, SamplingParams):
+        raise TypeError(f"sampling_params: expected a hybridlm.SamplingParams, got {params!r:.200}")
+    return replace(SamplingParams() if params is None else params, **settings)
+
+
+def settings_of_prompts(
+    params: SamplingParams | Sequence[SamplingParams] | None, settings: Settings, count: int
+) -> SamplingParams | list[SamplingParams]:
+    """Return sampling parameters for all prompts, or a list if an argument is one.
+
+    Raises:
+        TypeError: an item of `params` is no `SamplingParams`.
+        ValueError: lists of other lengths than the prompts, by name.
+    """
+    options: Any = settings
+    lists: dict[str, Sequence[Any]] = {
+        name: value for name, value in options.items() if isinstance(value, list | tuple) and _is_for_each(name, value)
+    }
+    items: Any = params
+    if isinstance(params, list | tuple):
+        lists["sampling_params"] = params
+    elif lists:
+        items = [params] * count
+    else:
+        return with_settings(items, settings)
+    if faults := [f"{name}: got {len(values):,} values" for name, values in lists.items() if len(values) != count]:
+        raise ValueError(f"{'; '.join(faults)}; expected {count:,}, one for each prompt")
+    for i, item in enumerate(items):
+        if "sampling_params" in lists and not isinstance(item, SamplingParams):
+            raise TypeError(f"sampling_params[{i}]: expected a hybridlm.SamplingParams, got {item!r:.200}")
+    lists.pop("sampling_params", None)
+    rows: list[Any] = [settings | {name: values[i] for name, values in lists.items()} for i in range(count)]
+    return [with_settings(item, row) for item, row in zip(items, rows, strict=True)]
+
+
+def _is_for_each(name: str, value: Sequence[Any]) -> bool:
+    if name in ("stop", "stop_token_ids", "allowed_token_ids"):
+        return any(item is None or isinstance(item, list | tuple) for item in value)
+    if name == "bad_words":
+        # A word is a string or a list of token ids.
+        words = (item for item in value if isinstance(item, list | tuple))
+        return any(isinstance(part, str | list | tuple) for word in words for part in word)
+    return True
+
+
 def check_settings(params: SamplingParams) -> None:
     """Raise ValueError with all settings that are wrong for every model."""
-    if faults := _faults(params, MAX_LOGPROBS):
+    if faults := faults_of(params, MAX_LOGPROBS):
         raise ValueError("; ".join(faults))
 
 
-def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
-    p, stops = params, _stops(params.stop)
+def faults_of(params: SamplingParams, limit_logprobs: int) -> list[str]:
+    """Return the faults of settings that do not depend on a tokenizer."""
+    p, stops = params, stops_of(params.stop)
     limit = p.max_tokens if is_whole(p.max_tokens, 1) else sys.maxsize
     count, top = "a whole number of at least", f"0..{limit_logprobs} or None"
     checks = (
@@ -131,91 +143,7 @@ def _faults(params: SamplingParams, limit_logprobs: int) -> list[str]:
     return faults
 
 
-def resolve(
-    params: SamplingParams, *, end_token_ids: Sequence[int], tokenizer: Tokenizer | None, vocab_size: int
-) -> ResolvedParams:
-    """Check sampling parameters against a model, and draw a missing seed.
-
-    Raises:
-        ValueError: all wrong settings.
-        MissingExtra: structured outputs without llguidance.
-    """
-    faults = _faults(params, min(vocab_size, MAX_LOGPROBS))
-    strings: list[str] = []
-    ids = [] if params.ignore_eos else list(end_token_ids)
-    for item in _stops(params.stop):
-        if not isinstance(item, str):
-            if is_whole(item, 0, vocab_size - 1):
-                ids.append(item)
-            else:
-                faults.append(f"stop: expected strings or token ids below {vocab_size}, got {item!r}")
-        elif tokenizer is None:
-            faults.append(f"stop: expected token ids, because the checkpoint has no tokenizer.json, got {item!r}")
-        else:
-            strings.append(item)
-    if not _are_ids(params.stop_token_ids, vocab_size):
-        faults.append(f"stop_token_ids: expected a list of token ids below {vocab_size}, got {params.stop_token_ids!r}")
-    allowed = params.allowed_token_ids
-    if allowed is not None and not (_are_ids(allowed, vocab_size) and allowed):
-        faults.append(f"allowed_token_ids: expected at least one token id below {vocab_size}, or None, got {allowed!r}")
-    if allowed is not None and params.structured_outputs is not None:
-        faults.append("allowed_token_ids: expected None with structured_outputs, which decide the tokens")
-    bias = () if params.logit_bias is None else _logit_bias(params.logit_bias, vocab_size)
-    words = _bad_words(params.bad_words, tokenizer, vocab_size)
-    if isinstance(bias, str):
-        faults.append(f"logit_bias: expected token ids below {vocab_size} -> numbers in -3e38..{LARGEST:g}, got {bias}")
-    if isinstance(words, str):
-        faults.append(f"bad_words: expected strings or lists of token ids below {vocab_size}, got {words}")
-    if params.thinking_budget is not None and tokenizer is None:
-        faults.append("thinking_budget: needs a tokenizer, the checkpoint has no tokenizer.json")
-    elif (
-        params.thinking_budget is not None and tokenizer is not None and markers_of(tokenizer, params.think_end) is None
-    ):
-        faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
-    grammar = None
-    if params.structured_outputs is not None:
-        grammar = _grammar(params, tuple(end_token_ids), tokenizer, vocab_size)
-        if isinstance(grammar, str):
-            faults.append(f"structured_outputs: {grammar}")
-    if faults:
-        raise ValueError("; ".join(faults))
-    assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
-    ids += params.stop_token_ids
-    plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
-    for name, value in plain.items():
-        if isinstance(value, np.generic):
-            plain[name] = value.item()
-        if isinstance(getattr(PlainSettings, name), float):
-            plain[name] = float(value)
-    if params.seed is None:
-        plain["seed"] = draw_seed() if params.temperature > 0 else ResolvedParams.seed
-    return ResolvedParams(
-        **plain,
-        stop_token_ids=frozenset(int(token) for token in ids),
-        stop_strings=tuple(strings),
-        logit_bias=bias,
-        bad_words=words,
-        allowed_token_ids=None if allowed is None else tuple(sorted({int(token) for token in allowed})),
-        grammar=grammar,
-    )
-
-
-def _grammar(
-    params: SamplingParams, end_token_ids: tuple[int, ...], tokenizer: Tokenizer | None, vocab_size: int
-) -> GrammarSource | str:
-    if tokenizer is None:
-        return "needs a tokenizer, the checkpoint has no tokenizer.json"
-    if params.ignore_eos:
-        return "expected ignore_eos=False, because completions end with their grammar"
-    try:
-        text = grammar_text(params.structured_outputs)
-        Grammars.of(tokenizer, vocab_size, end_token_ids).check(text)
-    except ValueError as error:
-        return str(error)
-    return GrammarSource(text, end_token_ids)
-
-
-def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
+def read_logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | str:
     """Return token ids and biases, or the fault; keys may be decimal texts (JSON)."""
     if not isinstance(bias, Mapping):
         return repr(bias)
@@ -228,7 +156,7 @@ def _logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...] | s
     return tuple(biases.items())
 
 
-def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
+def read_bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tuple[tuple[int, ...], ...] | str:
     if not isinstance(words, list | tuple):
         return repr(words)
     sequences: list[tuple[int, ...]] = []
@@ -242,18 +170,18 @@ def _bad_words(words: Any, tokenizer: Tokenizer | None, vocab_size: int) -> tupl
             # Behind a space, if that is another first token of as many tokens, as in vLLM.
             if spaced_ids[0] != word_ids[0] and len(spaced_ids) == len(word_ids):
                 sequences.append(tuple(spaced_ids))
-        elif _are_ids(word, vocab_size) and word:
+        elif are_ids(word, vocab_size) and word:
             sequences.append(tuple(int(token) for token in word))
         else:
             return repr(word)
     return tuple(dict.fromkeys(sequences))
 
 
-def _are_ids(items: Any, vocab_size: int) -> bool:
+def are_ids(items: Any, vocab_size: int) -> bool:
     return isinstance(items, list | tuple) and all(is_whole(token, 0, vocab_size - 1) for token in items)
 
 
-def _stops(stop: Any) -> list[Any]:
+def stops_of(stop: Any) -> list[Any]:
     if isinstance(stop, list | tuple):
         return list(stop)
     return [stop] if isinstance(stop, str) or is_whole(stop) else []

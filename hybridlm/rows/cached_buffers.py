@@ -19,19 +19,19 @@ class KeptPage(NamedTuple):
 
     @property
     def number(self) -> int:
-        return self.pool.row_pages.number(self.right)
+        return self.pool.page_number(self.right)
 
     @property
     def device(self) -> int:
-        return self.pool.row_pages.device_of(self.right)
+        return self.pool.page_device(self.right)
 
     @property
     def alone(self) -> bool:
-        owner = self.pool.row_pages.owner
+        owner = self.pool.page_owner
         return owner is not None and owner.holders(self.right) == 1
 
     def release(self) -> None:
-        self.pool.row_pages.drop(self.right)
+        self.pool.drop_page(self.right)
 
 
 class CachedBuffers:

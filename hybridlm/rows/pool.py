@@ -1,19 +1,23 @@
 """Rows and pages of a pool: holders, lanes of a step, consumed tokens.
 
 A sequence holds one row from its first token to its last. Lanes of a step have different rows: an idle lane's row is
-unchanged. A row gets pages of the KV cache as its sequence grows.
+unchanged. A row gets pages of the KV cache as its sequence grows. Pages shared with other rows or the prefix cache are
+read only.
+
+More than 300 lines: a pool gives rows and pages together, and takes them back together.
 """
 
+from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
 import jax
 import numpy as np
 
-from hybridlm.rows.pages import RowPages
 from hybridlm.steps.structure import Rows
-from ir_passes.host.page_owner import Page
+from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
+from models import KV_BLOCK
 
 
 class RowsLost(RuntimeError):
@@ -36,25 +40,32 @@ class LaneMap(NamedTuple):
 
 
 class RowPool:
-    """The rows of one pool.
+    """The rows of one pool, and their pages in the order of positions.
 
     Attributes:
         pages: with a null page for each device; 0 without KV caches.
         blocks: most pages of a row.
         devices: have equal parts of consecutive rows and pages.
+        arrays: None during a step that donates them, and after its interruption.
+        page_owner: holders of each page; None without KV caches.
     """
 
     def __init__(self, rows: Rows, pages: int = 0, blocks: int = 0, devices: int = 1):
         self.size, self.devices = int(rows.token.shape[0]), devices
         self.pages, self.blocks = pages, blocks
-        self._rows: Rows | None = rows
-        self.row_pages = RowPages(self.size, pages, blocks, devices)
+        self.arrays: Rows | None = rows
+        self.page_owner = PageOwner(pages, "pages", parts=devices) if pages else None
+        self._row_part, self._page_part = self.size // devices, pages // devices
+        self._row_pages: list[list[Page]] = [[] for _ in range(self.size)]
+        self._kept: dict[Page, None] = {}
+        self._table, self._counts = np.zeros((self.size, blocks), np.int32), np.zeros(self.size, np.int32)
         self.vacate()
 
     def vacate(self) -> None:
         """Release all rows and their pages, except kept pages."""
         self.owner = SlotOwner(self.size, "state", null=False, parts=self.devices)
-        self.row_pages.vacate()
+        for row in range(self.size):
+            self._release_pages(row)
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
     def devices_for(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
@@ -63,18 +74,23 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        pages, needed = self.row_pages, self.row_pages.needed(positions)
-        home = pages.home_of(shared)
+        rows, pages, needed = self.owner, self.page_owner, self._missing(positions)
+        home = self.page_device(shared[0]) if shared else None
         ready = [
             device
             for device in range(self.devices)
-            if self.owner.free_in(device) and pages.free_in(device) >= needed - (device == home) * len(shared)
+            if rows.free_in(device)
+            and (pages is None or pages.free_in(device) >= needed - (device == home) * len(shared))
         ]
-        return sorted(ready, key=lambda device: (device == home, self.owner.free_in(device)), reverse=True)
+        return sorted(ready, key=lambda device: (device == home, rows.free_in(device)), reverse=True)
 
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        return self.row_pages.needed(positions) - (len(shared) if device == self.row_pages.home_of(shared) else 0)
+        at_home = shared and device == self.page_device(shared[0])
+        return self._missing(positions) - (len(shared) if at_home else 0)
+
+    def free_pages(self, device: int) -> int:
+        return 0 if self.page_owner is None else self.page_owner.free_in(device)
 
     def acquire(self, positions: int = 0, device: int | None = None, shared: Sequence[Page] = ()) -> Slot:
         """Return a free row, with pages for `positions` positions.
@@ -87,58 +103,128 @@ class RowPool:
         """
         devices = self.devices_for(positions, shared)
         if (not devices if device is None else device not in devices) and self.owner.free:
-            free = [self.row_pages.free_in(part) for part in range(self.devices)]
+            free = list(map(self.free_pages, range(self.devices)))
             message = f"expected pages for {positions} positions, {free} are free on the devices; release a row"
             raise SlotsExhausted(SlotFault.EXHAUSTED.fault("pages", message))
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if row * self.devices // self.size == self.row_pages.home_of(shared):
-            self.row_pages.adopt(row, shared)
-        self.row_pages.reserve(row, positions)
+        if shared and row // self._row_part == self.page_device(shared[0]):
+            self.adopt(slot, shared)
+        self._grow(row, positions)
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
-        """Give a row pages for positions; raises as `RowPages.reserve`."""
-        self.row_pages.reserve(self.rows_of([slot])[0], positions)
+        """Give a row the missing pages of its first positions.
+
+        Raises:
+            SlotError: a context has fewer positions.
+            SlotsExhausted: fewer pages of the row's device are free; the row gets none.
+        """
+        self._grow(self.rows_of([slot])[0], positions)
+
+    def adopt(self, slot: Slot, pages: Sequence[Page]) -> None:
+        """Share kept pages with a row without pages, as its first ones.
+
+        Raises:
+            SlotError: the row has pages, or a page was released or is on another device.
+        """
+        (row,), owner = self.rows_of([slot]), self.page_owner
+        if owner is None or not pages:
+            return
+        devices = {self.page_device(page) for page in pages}
+        if self._row_pages[row] or devices != {row // self._row_part}:
+            message = (
+                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
+                f"{sorted(devices)} and a row with {len(self._row_pages[row])}"
+            )
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(owner, row, [owner.share(page) for page in pages])
+
+    def _grow(self, row: int, positions: int) -> None:
+        if self.page_owner is None or not (count := self._missing(positions, row)):
+            return
+        if len(self._row_pages[row]) + count > self.blocks:
+            message = f"expected at most {self.blocks * KV_BLOCK} positions, got {positions}"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        self._append(self.page_owner, row, self.page_owner.acquire(count, row // self._row_part))
+
+    def _append(self, owner: PageOwner, row: int, added: Sequence[Page]) -> None:
+        pages = self._row_pages[row]
+        pages += added
+        # Numbers on the device; null pages are 0 everywhere.
+        self._table[row, : len(pages)] = owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
+        self._counts[row] = len(pages)
+
+    def _missing(self, positions: int, row: int | None = None) -> int:
+        """Return the pages that a row lacks for its first positions; None is a new row."""
+        pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
+        return pages if row is None else max(0, pages - len(self._row_pages[row]))
 
     def missing(self, slot: Slot, positions: int) -> int:
-        return self.row_pages.missing(self.rows_of([slot])[0], positions)
+        return self._missing(positions, self.rows_of([slot])[0])
 
     def can_reserve(self, slot: Slot, positions: int) -> bool:
-        return self.missing(slot, positions) <= self.row_pages.free_in(self.device_of(slot))
+        return self.missing(slot, positions) <= self.free_pages(self.device_of(slot))
 
     def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
         rows = zip(self.rows_of(slots), positions, strict=True)
-        return [index for index, (row, count) in enumerate(rows) if self.row_pages.missing(row, count)]
+        return [index for index, (row, count) in enumerate(rows) if self._missing(count, row)]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
         (row,) = self.rows_of([slot])
         self.owner.release(slot)
-        self.row_pages.release(row)
+        self._release_pages(row)
+
+    def _release_pages(self, row: int) -> None:
+        if self.page_owner is not None:
+            for page in self._row_pages[row]:
+                self.page_owner.release(page)
+            self._row_pages[row], self._table[row], self._counts[row] = [], 0, 0
 
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]
 
-    def devices_of(self, slots: Sequence[Slot]) -> list[int]:
+    def devices_of(self, slots: Sequence[Slot | None]) -> list[int]:
         return [row * self.devices // self.size for row in self.rows_of(slots)]
 
     def check_integrity(self) -> None:
-        """Check the holders of each row and page; raises SlotError."""
+        """Check the holders of each row and page; raises SlotError with every fault."""
         self.owner.check_integrity()
-        self.row_pages.check_integrity(self.owner.held)
+        if self.page_owner is None:
+            return
+        self.page_owner.check_integrity()
+        held_rows, pages = self.owner.held, self._row_pages
+        table = self.page_owner.bind(pages, self.size, self.blocks)
+        counts = np.array(list(map(len, pages)))
+        wrong = [row for row in range(self.size) if pages[row] and row not in held_rows]
+        wrong += np.flatnonzero(
+            (table % np.int32(self._page_part) != self._table).any(axis=1) | (counts != self._counts)
+        ).tolist()
+        kept_pages = self.page_owner.bind([list(self._kept)], 1, len(self._kept))
+        numbers = np.concatenate([table[table > 0], kept_pages.ravel()])
+        holders, expected = np.bincount(numbers, minlength=self.pages), self.page_owner.counts()
+        rights = len({page for row in (*pages, self._kept) for page in row})
+        unequal = np.flatnonzero(holders != expected).tolist()
+        if wrong or unequal or rights != len(numbers):
+            message = (
+                f"rows {wrong} are free and have pages, or have others than their tables name; pages {unequal} have "
+                f"{expected[unequal].tolist()} holders, {holders[unequal].tolist()} in rows and kept; {rights} rights "
+                f"to {len(numbers)} places"
+            )
+            raise SlotError(SlotFault.STATES.fault("", message), where="pages")
 
-    def rows_of(self, slots: Sequence[Slot]) -> list[int]:
+    def rows_of(self, slots: Sequence[Slot | None]) -> list[int]:
         """Return the row numbers of distinct live slots; raises SlotError otherwise."""
         return self.owner.bind(slots, len(slots)).tolist()
 
-    def lanes_for(self, slots: Sequence[Slot]) -> int:
+    def lanes_for(self, slots: Sequence[Slot | None]) -> int:
         """Return the least number of lanes for these slots, equal on all devices."""
-        return self.devices * max(map(len, self._by_device(self.rows_of(slots))))
+        return self.devices * max(Counter(self.devices_of(slots)).values(), default=0)
 
     def arrange(
-        self, slots: Sequence[Slot], lanes: int, places: Sequence[int] | None = None
+        self, slots: Sequence[Slot | None], lanes: int, places: Sequence[int] | None = None
     ) -> tuple[Sequence[int], LaneMap]:
         """Place slots into lanes of their devices.
 
@@ -154,8 +240,8 @@ class RowPool:
         Raises:
             SlotError: a slot is released, foreign or repeated, or a device has too few lanes or rows.
         """
-        rows, each = self.rows_of(slots), lanes // self.devices
-        parts, part_rows = self._by_device(rows), self.size // self.devices
+        rows, each, part_rows = self.rows_of(slots), lanes // self.devices, self.size // self.devices
+        parts = [[row for row in rows if row // part_rows == device] for device in range(self.devices)]
         if lanes % self.devices or each > part_rows or max(map(len, parts)) > each:
             message = (
                 f"expected a lane for each of {list(map(len, parts))} sequences and at most {part_rows} lanes on each "
@@ -177,23 +263,82 @@ class RowPool:
             ]
         numbers = np.array(lane_rows, np.int32)
         used = set(rows)
-        table = self.row_pages.table(lane_rows, [row in used for row in lane_rows])
+        table = self.page_table(lane_rows, [row in used for row in lane_rows])
         return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
 
+    def page_table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
+
+        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
+
+        Args:
+            used: whether a sequence has the lane.
+        """
+        if self.page_owner is None:
+            return None
+        table = self._table[list(rows)]
+        table[~np.array(used, bool)] = 0
+        return frozen_copy(table)
+
     def page(self, slot: Slot, block: int) -> int:
-        """Return the page number of a row's block, over all devices; raises SlotError."""
-        return self.row_pages.page(self.rows_of([slot])[0], block)
+        """Return the page number of a row's block, over all devices; raises SlotError without one."""
+        (row,) = self.rows_of([slot])
+        if block >= self._counts[row]:
+            message = f"expected a page of positions from {block * KV_BLOCK} on, it has {self._counts[row]} pages"
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        return row // self._row_part * self._page_part + int(self._table[row, block])
 
     def keep_page(self, slot: Slot, block: int) -> Page:
-        """Return a right to the page of a row's block; raises as `RowPages.keep`."""
-        return self.row_pages.keep(self.rows_of([slot])[0], block)
+        """Return a right, for `drop_page`, to the page of a row's block; raises as `page`."""
+        assert self.page_owner is not None
+        self.page(slot, block)
+        page = self.page_owner.share(self._row_pages[self.rows_of([slot])[0]][block])
+        self._kept[page] = None
+        return page
 
-    def _by_device(self, rows: Sequence[int]) -> list[list[int]]:
-        part_rows = self.size // self.devices
-        parts: list[list[int]] = [[] for _ in range(self.devices)]
-        for row in rows:
-            parts[row // part_rows].append(row)
-        return parts
+    def drop_page(self, page: Page) -> None:
+        """Give back a right of `keep_page`; raises SlotError for any other page."""
+        assert self.page_owner is not None
+        self.page_owner.release(page)
+        del self._kept[page]
+
+    def page_number(self, page: Page) -> int:
+        """Return a page's number, over all devices; raises SlotError if it was released."""
+        assert self.page_owner is not None
+        return int(self.page_owner.bind([[page]], 1, 1)[0, 0])
+
+    def page_device(self, page: Page) -> int:
+        """Return a page's device; raises SlotError if it was released."""
+        return self.page_number(page) // self._page_part
+
+    def require_pages(self, rows: np.ndarray, begins: np.ndarray, ends: np.ndarray) -> None:
+        """Check that rows have all pages before `ends`, and alone hold written ones.
+
+        Args:
+            begins, ends: first written position and the end of each lane, int [lane]; end 0 without any.
+
+        Raises:
+            SlotError: a page is missing, or a written page is shared.
+        """
+        if self.page_owner is None:
+            return
+        ends = np.minimum(ends, self.blocks * KV_BLOCK)
+        covered = self._counts[rows].astype(np.int64) * KV_BLOCK
+        wrong = np.flatnonzero(ends > covered)
+        if len(wrong):
+            messages = [
+                (f"lane {lane}, row {rows[lane]}", f"writes up to position {ends[lane]}, has pages for {covered[lane]}")
+                for lane in wrong
+            ]
+            raise SlotError(*(SlotFault.PLACES.fault(where, message) for where, message in messages), where="pages")
+        if not self.page_owner.shared:
+            return
+        first, last = np.maximum(begins, 0) // KV_BLOCK, -(-ends // KV_BLOCK)
+        places = first[:, None] + np.arange(max(int((last - first).max(initial=0)), 0))
+        table = self._table[rows[:, None], np.minimum(places, self.blocks - 1)]
+        self.page_owner.require_one_holder(
+            table + rows[:, None] // self._row_part * self._page_part, places < last[:, None]
+        )
 
     def settled(self, slot: Slot) -> bool:
         """Whether the number of consumed tokens is known."""
@@ -229,28 +374,20 @@ class RowPool:
         self._consumed[row], self._unread[row] = consumed, False
 
     def take(self) -> Rows:
-        """Take the arrays for a step that donates them; `put` must follow.
+        """Take the arrays for a step that donates them; the caller sets `arrays` afterwards.
 
         Raises:
             RowsLost: a step was interrupted after it took them.
         """
-        rows, self._rows = self._rows, None
+        rows, self.arrays = self.arrays, None
         if rows is None:
             raise RowsLost("a step was interrupted while it had the rows of its sequences; begin these again")
         return rows
 
-    def put(self, rows: Rows) -> None:
-        self._rows = rows
-
     def look(self) -> Rows:
         """Return the arrays for a step that only reads them; raises as `take`."""
-        rows = self.take()
-        self._rows = rows
+        self.arrays = rows = self.take()
         return rows
-
-    @property
-    def whole(self) -> bool:
-        return self._rows is not None
 
 
 class PoolPart:
@@ -271,5 +408,5 @@ class PoolPart:
     def put(self, arrays: Sequence[jax.Array]) -> None:
         for i, array in zip(self.places, arrays, strict=True):
             self._leaves[i] = array
-        self.pool.put(jax.tree.unflatten(self._tree, self._leaves))
+        self.pool.arrays = jax.tree.unflatten(self._tree, self._leaves)
         self._leaves = []

@@ -10,7 +10,7 @@ from typing import Any
 
 from hybridlm.engine.config import option
 from hybridlm.files.parts import Parts
-from hybridlm.requests.finite import require_finite
+from hybridlm.requests.results import require_finite
 from hybridlm.requests.validation import check_length, to_items
 from hybridlm.score_files.formats import ending_of
 from hybridlm.score_files.lines import open_lines

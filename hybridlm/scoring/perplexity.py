@@ -4,7 +4,7 @@ import os
 from collections.abc import Callable, Iterable, Sequence
 from itertools import islice
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -15,11 +15,8 @@ from hybridlm.text.tokenizer import Tokenizer
 CONVENTIONS = ("rolling", "strided", "llama.cpp")
 
 
-class TextWindow(NamedTuple):
-    """Consecutive tokens of a text; the last `predicted` tokens count."""
-
-    tokens: tuple[int, ...]
-    predicted: int
+TextWindow = tuple[tuple[int, ...], int]
+"""Consecutive tokens of a text, and how many of the last ones count."""
 
 
 def prefix_token(tokenizer: Tokenizer | None, eos_token_ids: Sequence[int]) -> int:
@@ -49,9 +46,7 @@ def rolling_windows(tokens: Sequence[int], prefix: int, size: int) -> list[TextW
     text = (prefix, *tokens)
     starts = range(0, len(tokens), size - 1)
     ends = [min(start + size, len(text)) for start in starts]
-    return [
-        TextWindow(text[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)
-    ]
+    return [(text[max(0, end - size) : end], end - start - 1) for start, end in zip(starts, ends, strict=True)]
 
 
 def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextWindow]:
@@ -68,7 +63,7 @@ def strided_windows(tokens: Sequence[int], size: int, stride: int) -> list[TextW
         end = min(start + size, len(tokens))
         counted = min(end - last_end, end - start - 1)
         if counted:
-            windows.append(TextWindow(tuple(tokens[start:end]), counted))
+            windows.append((tuple(tokens[start:end]), counted))
         last_end = end
         if end == len(tokens):
             break
@@ -86,8 +81,8 @@ def second_half_windows(tokens: Sequence[int], size: int, first: int | None) -> 
     windows = []
     for start in range(0, len(tokens) - size + 1, size):
         part = tuple(tokens[start : start + size])
-        windows.append(TextWindow(part if first is None else (first, *part[1:]), size - size // 2 - 1))
-    return [window for window in windows if window.predicted]
+        windows.append((part if first is None else (first, *part[1:]), size - size // 2 - 1))
+    return [window for window in windows if window[1]]
 
 
 def windows_of(
@@ -133,11 +128,11 @@ def corpus_perplexity(
     """
     iterator, total, count = iter(windows), 0.0, 0
     while part := list(islice(iterator, batch_size)):
-        scores = score([window.tokens for _, window in part])
-        names = [f"texts[{text}], a window of {len(window.tokens)} tokens" for text, window in part]
-        for (_, window), result in zip(part, checked(scores, names.__getitem__), strict=True):
-            total += float(np.sum(result.logprobs[-window.predicted :], dtype=np.float64))
-            count += window.predicted
+        scores = score([tokens for _, (tokens, _) in part])
+        names = [f"texts[{text}], a window of {len(tokens)} tokens" for text, (tokens, _) in part]
+        for (_, (_, predicted)), result in zip(part, checked(scores, names.__getitem__), strict=True):
+            total += float(np.sum(result.logprobs[-predicted:], dtype=np.float64))
+            count += predicted
     if not count:
         raise ValueError("perplexity: the texts are too short; no token of them counts")
     result = perplexity(total, count)

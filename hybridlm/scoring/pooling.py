@@ -100,7 +100,7 @@ def read_hidden(
     reading: Reading[ReadText] = Reading([engine], lanes, lambda batch, lanes, feeds: StepInputs(batch))
     padded = {i: (*text, BEHIND) for i, text in enumerate(texts)}
     sent = {"texts": list(texts), "places": list(places), "size": size, "summed": summed, "full_lanes": full_lanes}
-    with engine.decisions.command("read", **sent):
+    with engine.command("read", **sent):
         read = list(prefilled(reading, padded, ReadText, question=question))
     return sorted(read, key=lambda text: text.index or 0)
 

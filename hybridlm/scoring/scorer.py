@@ -1,4 +1,7 @@
-"""Scoring: log-probabilities of texts (prompt logprobs)."""
+"""Scoring: log-probabilities of texts, and of prompts (`prompt_logprobs`).
+
+Cached states have no log-probabilities: prompts are read once more.
+"""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import replace
@@ -10,9 +13,9 @@ from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.probing import TextProbing
 from hybridlm.engine.reading import Reading, T
-from hybridlm.engine.scheduler import read_all
-from hybridlm.requests.finite import require_finite
-from hybridlm.requests.results import Score
+from hybridlm.engine.scheduler import Scheduler, read_all
+from hybridlm.requests.results import PromptLogprobs, Score, require_finite
+from hybridlm.requests.sequence import Request
 from hybridlm.scoring.distributions import Question
 from hybridlm.scoring.shared_prefixes import Questions, texts_to_read
 from hybridlm.scoring.text import ScoredText, keep, restored
@@ -52,7 +55,7 @@ def scores(
         if i not in predicted:  # nothing predicts a single token
             results[i] = score_of(make(i, text, prefix, question=question, query=queries[i]), top > 0)
     arguments = {"texts": list(texts), "top": top, "prefix": prefix, "question": question, "full_lanes": full_lanes}
-    with engine.decisions.command("score", **arguments):
+    with engine.command("score", **arguments):
         if predicted:
             reading = scoring(engine, len(predicted), top, question, probing, full_lanes)
             for text in prefilled(reading, predicted, make, prefix, question, probing):
@@ -153,3 +156,28 @@ def _scoring_inputs(
         return StepInputs(batch, targets=targets)
     temperature = np.full(len(lanes), question.temperature, np.float32)
     return StepInputs(batch, targets=targets, chosen=Chosen(chosen, temperature))
+
+
+def add_prompts(engine: Engine, scheduler: Scheduler, requests: Sequence[Request]) -> dict[ScoredText, list[int]]:
+    """Queue prompts to be scored, equal ones once; return the requests of each."""
+    queued: dict[ScoredText, list[int]] = {}
+    for top in sorted({request.params.prompt_logprobs or 0 for request in requests}):
+        group = [request for request in requests if request.params.prompt_logprobs == top]
+        requests_of: dict[tuple[int, ...], list[int]] = {}
+        for request in group:
+            requests_of.setdefault(request.given, []).append(request.index)
+        reading, prompts = scoring(engine, len(requests_of), top), dict(enumerate(requests_of))
+        texts = texts_to_read(reading, prompts, partial(ScoredText, top_count=top))
+        queued |= {text: requests_of[text.tokens] for text in texts if text.index is not None}
+        scheduler.add_texts(reading, texts, max(request.priority for request in group))
+    return queued
+
+
+def prompt_logprobs(text: ScoredText) -> PromptLogprobs | int:
+    """Return a prompt's log-probabilities, or the index of its first token without finite ones."""
+    score = score_of(text, with_top=True)
+    if score.first_wrong is not None:
+        return score.first_wrong
+    tops = score.top_logprobs or [{} for _ in score.token_ids]
+    tokens = zip(score.token_ids, score.logprobs.tolist(), tops, strict=True)
+    return [None, *({**top, token: logprob} for token, logprob, top in list(tokens)[1:])]

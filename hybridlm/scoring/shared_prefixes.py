@@ -3,7 +3,7 @@
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from itertools import accumulate, pairwise
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.reading import Reading, T
@@ -36,11 +36,9 @@ def texts_to_read(
         prefixes, places = shared_prefixes(list(texts.values()), reading.widths, begin, keys)
     queries = dict.fromkeys(numbers) if question is None else {i: question.texts[i] for i in numbers}
     queued: list[T] = []
-    for shared in prefixes:
-        parent = None if shared.parent is None else queued[shared.parent]
-        queued.append(
-            make(None, shared.tokens, prefix, parent, question=question, query=queries[numbers[shared.first]])
-        )
+    for tokens, above, first in prefixes:
+        parent = None if above is None else queued[above]
+        queued.append(make(None, tokens, prefix, parent, question=question, query=queries[numbers[first]]))
     place_of = dict(zip(texts, places, strict=True))
     for i in sorted(texts, key=lambda i: -len(texts[i])):
         parent = None if (place := place_of[i]) is None else queued[place]
@@ -49,17 +47,8 @@ def texts_to_read(
     return queued
 
 
-class SharedPrefix(NamedTuple):
-    """A common prefix of several texts.
-
-    Attributes:
-        tokens: prefilled tokens, and the next one.
-        parent: index of the continued shared prefix.
-    """
-
-    tokens: tuple[int, ...]
-    parent: int | None
-    first: int
+SharedPrefix = tuple[tuple[int, ...], int | None, int]
+"""Prefilled tokens and the next one, the index of the continued shared prefix, and the first text with it."""
 
 
 def shared_prefixes(
@@ -112,7 +101,7 @@ def shared_prefixes(
         innermost = not any(counts[child] > 1 for child in node.children.values())
         if counts[node] > 1 and (above is None or innermost):
             first = firsts[node]
-            prefixes.append(SharedPrefix(texts[first][: ends[first][node.position] + 1], above, first))
+            prefixes.append((texts[first][: ends[first][node.position] + 1], above, first))
             above = len(prefixes) - 1
         prefix_at[node] = above
         for i in node.state or ():

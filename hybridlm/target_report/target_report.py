@@ -114,7 +114,7 @@ def report_on(
     """
     target = engine.placement.target
     assert target is not None
-    folder = cache_of(None).folder
+    _, folder = cache_of(None)
     store = None if folder is None else FileStore(folder / TARGETS)
     steps: dict[AnyShape, StepReport] = {}
     for number, shape in enumerate(shapes):

@@ -167,9 +167,9 @@ def compiled_of(parts: ExecutableParts, devices: Sequence[Any], arguments: Any, 
     return jax.stages.Compiled(unloaded.load(), [], arguments, results, no_kwargs=True)
 
 
-def explicit_device_put() -> AbstractContextManager[Any]:
-    """Let calls put host arrays on a device under `jax.transfer_guard("disallow")`."""
-    return _config().explicit_device_put_scope()
+def explicit_device_put() -> Callable[[], AbstractContextManager[Any]]:
+    """Return a context that lets calls move host arrays under `jax.transfer_guard("disallow")`."""
+    return _config().explicit_device_put_scope
 
 
 def topology_of(devices: Sequence[Any]) -> str:

@@ -150,11 +150,11 @@ def test_bad_prompts_are_named_before_anything_runs(text_lm: hybridlm.LM, prompt
 
 
 def test_an_interruption_reports_lost_completions(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    def run(requests: Any, session: Any, start: Any) -> Any:
+    def run(session: Any, requests: Any, start: Any) -> Any:
         yield Event(1, 5, "x", hybridlm.Completion("x", [5], None, None, "stop", [1]))
         raise KeyboardInterrupt
 
-    monkeypatch.setattr("hybridlm.lm.run_requests", run)
+    monkeypatch.setattr("hybridlm.text_model.run_requests", run)
     with pytest.raises(KeyboardInterrupt) as error:
         text_lm.generate(["a", "b", "c"])
     (note,) = error.value.__notes__

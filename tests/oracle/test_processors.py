@@ -8,10 +8,9 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
-from hybridlm.requests.sampling_operands import logit_changes
+from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.sampling_params import SamplingParams
-from hybridlm.requests.sequence import ActiveSequence, Request
-from hybridlm.requests.validation import resolve
+from hybridlm.requests.sequence import ActiveSequence, Request, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
 
 pytestmark = pytest.mark.oracle
@@ -47,7 +46,7 @@ def test_equal_to_the_processors_of_transformers() -> None:
         actual, reference = settings(rng)
         history = [int(token) for token in rng.integers(3, 9, rng.integers(1, 20))]
         size = int(rng.integers(1, len(history) + 1))
-        params = resolve(SamplingParams(**actual), end_token_ids=ENDS, tokenizer=None, vocab_size=VOCABULARY)
+        params = Inputs(None, VOCABULARY, 100, ENDS, lambda snapshot: None).resolve(SamplingParams(**actual))
         request = Request(0, tuple(history[:size]), params)
         sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
         logits = jnp.asarray(rng.normal(0, 3, (1, VOCABULARY)), jnp.float32)

@@ -147,7 +147,7 @@ class Schedule:
             if event.completion is not None:
                 self._ended[number, event.index] = event.completion
         session.check_integrity()
-        pages = self.lm.engine.pool.row_pages.owner
+        pages = self.lm.engine.pool.page_owner
         self.events["shared pages"] += 0 if pages is None else int((pages.counts() > 1).sum())
 
     def _score(self) -> None:
@@ -177,7 +177,7 @@ class Schedule:
             self.lm.engine.clear_prefix_cache()
         pool = self.lm.engine.pool
         assert not pool.owner.held
-        assert sum(map(pool.row_pages.free_in, range(pool.devices))) == max(0, pool.pages - pool.devices)
+        assert sum(map(pool.free_pages, range(pool.devices))) == max(0, pool.pages - pool.devices)
 
 
 def _logprobs(text: list[int]) -> list[float]:

@@ -127,7 +127,7 @@ def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
         session.cancel(scheduler.decoding[0].request.index)
         finished(session)
         pool = scheduler._pool
-        assert pool is not None and pool.row_pages.owner is not None and pool.row_pages.owner.free == PAGES
+        assert pool is not None and pool.page_owner is not None and pool.page_owner.free == PAGES
         assert pool.owner.held == []
 
 

@@ -12,7 +12,7 @@ import pytest
 from comparison import TOLERANCES
 
 import hybridlm
-from hybridlm.engine.snapshot_file import _arrays as arrays
+from hybridlm.engine.prefix import _arrays as arrays
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
@@ -167,7 +167,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         return run(shape, pool, *args, **about)
 
     def poison(rows: Rows, owners: list[Any]) -> Rows:
-        pool, pages = stepped[-1], stepped[-1].row_pages.owner
+        pool, pages = stepped[-1], stepped[-1].page_owner
         assert pages is not None
         free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
         free_pages = np.array([page not in pages._holders for page in range(pool.pages)])
@@ -179,7 +179,7 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     def full_of_nan() -> None:
         pool = engine.pool
         nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        pool.put(Rows(nan, jnp.zeros((pool.size, 1), jnp.int32)))
+        pool.arrays = Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)

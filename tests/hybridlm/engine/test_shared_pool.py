@@ -71,7 +71,7 @@ def test_a_call_scores_while_a_session_has_all_rows_and_pages(lm: hybridlm.LM) -
         completions = finished(session)
     assert [completions[i].token_ids for i in range(LANES)] == alone
     assert lm.engine.pool is pool and not pool.owner.held
-    assert pool.row_pages.owner is not None and pool.row_pages.owner.free == PAGES
+    assert pool.page_owner is not None and pool.page_owner.free == PAGES
 
 
 def test_a_prompt_that_is_scored_is_preempted_and_keeps_its_bits(
@@ -117,7 +117,7 @@ def test_cancelled_prompts_give_rows_and_pages_back(lm: hybridlm.LM) -> None:
         session.cancel(2)
         session.check_integrity()
         assert not session._scheduler.unfinished and not pool.owner.held
-        assert pool.row_pages.owner is not None and pool.row_pages.owner.free == PAGES
+        assert pool.page_owner is not None and pool.page_owner.free == PAGES
         number = session.submit([*stem, 7, 8, 9], max_tokens=2, prompt_logprobs=0, **PLAIN)
         completions = finished(session)
     assert all(completions[i].finish_reason == "cancelled" for i in range(3))
@@ -178,7 +178,7 @@ def test_a_lost_pool_is_read_again(lm: hybridlm.LM) -> None:
                 lm.score([prompt(9)])
         finally:
             lm.engine.after_step = None
-        assert not pool.whole
+        assert pool.arrays is None
         assert finished(session)[0].token_ids == want.token_ids
     assert lm.engine.pool is not pool and not lm.engine.pool.owner.held
 

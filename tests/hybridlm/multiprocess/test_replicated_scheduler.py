@@ -21,7 +21,7 @@ from hybridlm.engine import scheduler
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages
-from hybridlm.programs.runner import Move, OneProcess, PoolStep
+from hybridlm.programs.runner import Move, PoolStep, Runner
 from hybridlm.worker import CLASSES, repeat
 
 STEMS = ("once upon a time there was a ", "the quick brown fox jumps over the lazy dog ", "aaaa aaaa aaaa ", "")
@@ -52,7 +52,7 @@ class RandomDrafter:
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     """Every step that a runner dispatches, with a digest of its operands."""
     results: dict[Any, list[Any]] = {}
-    run, move = OneProcess.run, OneProcess.move
+    run, move = Runner.run, Runner.move
     digest = lambda *operands: [zlib.crc32(np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(operands)]
 
     def recorded_run(self: Any, step: PoolStep, examples: Any) -> Any:
@@ -63,8 +63,8 @@ def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
         results[self].append((str(step.shape), digest(*step.maps)))
         move(self, step, examples)
 
-    monkeypatch.setattr(OneProcess, "run", recorded_run)
-    monkeypatch.setattr(OneProcess, "move", recorded_move)
+    monkeypatch.setattr(Runner, "run", recorded_run)
+    monkeypatch.setattr(Runner, "move", recorded_move)
     return results
 
 
@@ -136,7 +136,7 @@ def repeated(
             calls(lm, seed)
             decisions.end()
         else:
-            repeat(lm.engine, lm.tokenizer, decisions, lambda label: nullcontext())
+            repeat(lm.engine, lm.text_model.inputs, decisions, lambda label: nullcontext())
         result.append((actual, lm.stats | {"compiled": 0}))  # both have the same programs; the first compiles them
     assert result[0] == result[1]
     return result[0][1]

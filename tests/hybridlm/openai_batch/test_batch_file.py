@@ -171,9 +171,7 @@ def test_offsets_count_special_tokens_in_the_text(text_lm: hybridlm.LM, tmp_path
 
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
     inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=None)
-    model = dataclasses.replace(
-        model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, None, inputs.request, None)
-    )
+    model = dataclasses.replace(model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, inputs, None))
     answers = answered(
         model,
         [

@@ -15,7 +15,7 @@ from text_checkpoint import write_text_checkpoint
 import hybridlm
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.programs.runner import Move, OneProcess
+from hybridlm.programs.runner import Move, Runner
 from hybridlm.requests.results import Completion
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
@@ -67,7 +67,7 @@ def few_pages(loaded_small: hybridlm.LM) -> Iterator[hybridlm.LM]:
 def assert_all_free(lm: hybridlm.LM) -> None:
     """Check that no page has a holder."""
     pool = lm.engine.pool
-    assert sum(map(pool.row_pages.free_in, range(pool.devices))) == pool.pages - pool.devices
+    assert sum(map(pool.free_pages, range(pool.devices))) == pool.pages - pool.devices
 
 
 def cache_of(lm: hybridlm.LM) -> PrefixCache:
@@ -90,7 +90,7 @@ def pages_of(session: hybridlm.Session, index: int) -> list[int]:
     (sequence,) = [each for each in session._scheduler.joined if each.request.index == index]
     assert sequence.slot is not None
     pool = pool_of(session)
-    table = pool.row_pages.table(pool.rows_of([sequence.slot]), [True])
+    table = pool.page_table(pool.rows_of([sequence.slot]), [True])
     assert table is not None
     return [page for page in table[0].tolist() if page]
 
@@ -121,14 +121,14 @@ def finish(session: hybridlm.Session) -> dict[int, Completion]:
 
 def moves_of_pages(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
     """Record the moves of keys and values."""
-    moves, right = list[Move](), OneProcess.move
+    moves, right = list[Move](), Runner.move
 
-    def move(self: OneProcess, step: Move, examples: Any) -> None:
+    def move(self: Runner, step: Move, examples: Any) -> None:
         if step.shape.part == "span":
             moves.append(step)
         right(self, step, examples)
 
-    monkeypatch.setattr(OneProcess, "move", move)
+    monkeypatch.setattr(Runner, "move", move)
     return moves
 
 

@@ -10,7 +10,7 @@ import pytest
 import hybridlm
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.many_processes import ManyProcesses
-from hybridlm.programs.runner import OneProcess, Runner
+from hybridlm.programs.runner import Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.shapes import EditShape
 
@@ -19,7 +19,7 @@ MAKERS = {"hybridlm/loading.py", "hybridlm/engine/engine.py"}
 
 
 def test_nothing_asks_which_implementation_runs_its_steps(root: Path) -> None:
-    names = re.compile(rf"\b({'|'.join(function.__name__ for function in (OneProcess, ManyProcesses, Sanitizer))})\b")
+    names = re.compile(r"\b(Runner\(|ManyProcesses\b|Sanitizer\b)")
     files = [path.relative_to(root).as_posix() for path in (root / "hybridlm").rglob("*.py")]
     naming = {file for file in files if names.search((root / file).read_text())}
     assert {file for file in naming if not file.startswith("hybridlm/programs/")} == MAKERS
@@ -35,7 +35,7 @@ def of(kind: type[Runner], lm: hybridlm.LM, leads: bool = True) -> Runner:
 
 @pytest.mark.parametrize(
     ("kind", "leads", "repeats"),
-    [(OneProcess, True, False), (Sanitizer, True, False), (ManyProcesses, True, False), (ManyProcesses, False, True)],
+    [(Runner, True, False), (Sanitizer, True, False), (ManyProcesses, True, False), (ManyProcesses, False, True)],
 )
 def test_other_processes_than_the_first_repeat_its_commands(
     text_lm: hybridlm.LM, kind: type[Runner], leads: bool, repeats: bool
@@ -46,7 +46,7 @@ def test_other_processes_than_the_first_repeat_its_commands(
 
 
 def test_sanitized_steps_are_as_traced_not_timed_and_change_no_states(text_lm: hybridlm.LM) -> None:
-    plain, sanitized = of(OneProcess, text_lm), of(Sanitizer, text_lm)
+    plain, sanitized = of(Runner, text_lm), of(Sanitizer, text_lm)
     assert plain.certified and not sanitized.certified
     assert (plain.checks_rows, sanitized.checks_rows) == (False, True)
     plain.require_edits("here")
@@ -62,4 +62,4 @@ def test_time_of_a_step_is_measured_once_it_is_compiled(text_lm: hybridlm.LM, mo
     monkeypatch.setattr(text_lm.engine.programs, "compiled", lambda shape, *_: shapes.append(shape))
     examples = text_lm.engine.example_arguments
     assert not of(Sanitizer, text_lm).start_timing(EditShape(2, 2), examples) and shapes == []
-    assert of(OneProcess, text_lm).start_timing(EditShape(2, 2), examples) and shapes == [EditShape(2, 2)]
+    assert of(Runner, text_lm).start_timing(EditShape(2, 2), examples) and shapes == [EditShape(2, 2)]

@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 
 from hybridlm import SamplingParams
-from hybridlm.requests.sampling_params import settings_of_prompts
+from hybridlm.requests.validation import settings_of_prompts
 
 
 @pytest.mark.parametrize(("name", "values"), [

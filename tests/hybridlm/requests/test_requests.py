@@ -9,9 +9,10 @@ import numpy as np
 import pytest
 
 import hybridlm
-from hybridlm.requests.sampling_params import SamplingParams, Settings, with_settings
+from hybridlm.engine.inputs import Inputs
+from hybridlm.requests.sampling_params import SamplingParams, Settings
 from hybridlm.requests.sequence import ResolvedParams
-from hybridlm.requests.validation import located, resolve, to_items, to_token_ids
+from hybridlm.requests.validation import located, to_items, with_settings
 from hybridlm.text.chat_template import ChatTemplateError
 from hybridlm.text.tokenizer import Tokenizer
 
@@ -36,6 +37,11 @@ class Ascii(Characters):
 
 
 TOKENIZER = Characters()
+MODEL: dict[str, Any] = {"eos_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}
+
+
+def inputs(**change: Any) -> Inputs:
+    return Inputs(**{**MODEL, **change}, context=100, require=lambda snapshot: None)
 
 
 @pytest.mark.parametrize(("items", "expected"), [
@@ -64,7 +70,7 @@ def test_items_have_to_be_a_list(items: Any) -> None:
     "item", [[5, 6], (5, 6), np.array([5, 6]), np.array([5, 6], np.uint8), [np.int64(5), np.uint16(6)], "\x05\x06"]
 )
 def test_token_ids(item: Any) -> None:
-    ids = to_token_ids(item, "prompts[0]", TOKENIZER, VOCAB)
+    ids = inputs().token_ids(item, "prompts[0]")
     assert ids == (5, 6) and [type(token) for token in ids] == [int, int]
 
 
@@ -89,21 +95,18 @@ def test_token_ids(item: Any) -> None:
 ])  # fmt: skip
 def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> None:
     with pytest.raises(kind) as error:
-        to_token_ids(item, "prompts[7]", TOKENIZER, VOCAB)
+        inputs().token_ids(item, "prompts[7]")
     assert str(error.value).startswith("prompts[7]: " + message)
 
 
 def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(ValueError, match=r"texts\[1\]: got text, but the checkpoint has no tokenizer.json"):
-        to_token_ids("text", "texts[1]", None, VOCAB)
-
-
-MODEL: dict[str, Any] = {"end_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}
+        inputs(tokenizer=None).token_ids("text", "texts[1]")
 
 
 def params(**change: Any) -> ResolvedParams:
     model = {name: change.pop(name, value) for name, value in MODEL.items()}
-    return resolve(SamplingParams(**change), **model)
+    return inputs(**model).resolve(SamplingParams(**change))
 
 
 @pytest.mark.parametrize(
@@ -134,7 +137,7 @@ def test_every_setting(name: str, good: list[Any], bad: list[Any]) -> None:
     (["a", 5, np.uint8(6), "b", "a"], ("a", "b", "a"), {3, 5, 6}), (("a", 96), ("a",), {3, 96}),
 ])  # fmt: skip
 def test_stops_add_to_the_end_tokens(stop: Any, strings: tuple[str, ...], ids: set[int]) -> None:
-    result = params(stop=stop, end_token_ids=(3,))
+    result = params(stop=stop, eos_token_ids=(3,))
     assert result.stop_strings == strings and result.stop_token_ids == ids
     assert all(type(token) is int for token in result.stop_token_ids)
 

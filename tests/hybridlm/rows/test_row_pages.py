@@ -98,14 +98,14 @@ def test_a_step_writes_within_the_pages_of_its_rows() -> None:
     slot = pool.acquire(KV_BLOCK)
     rows = np.array(pool.rows_of([slot]) + [3])
     nothing = np.zeros(2, int)
-    pool.row_pages.require(rows, nothing, np.array([KV_BLOCK, 0]))
+    pool.require_pages(rows, nothing, np.array([KV_BLOCK, 0]))
     with fault(SlotFault.PLACES):
-        pool.row_pages.require(rows, nothing, np.array([KV_BLOCK + 1, 0]))
+        pool.require_pages(rows, nothing, np.array([KV_BLOCK + 1, 0]))
     with fault(SlotFault.PLACES):
-        pool.row_pages.require(rows, nothing, np.array([1, 1]))
+        pool.require_pages(rows, nothing, np.array([1, 1]))
     pool.reserve(slot, 2 * KV_BLOCK)
     # Behind the context nothing is written.
-    pool.row_pages.require(rows, nothing, np.array([2 * KV_BLOCK + 9, 0]))
+    pool.require_pages(rows, nothing, np.array([2 * KV_BLOCK + 9, 0]))
 
 
 @pytest.mark.parametrize("devices", [1, 2])
@@ -117,34 +117,34 @@ def test_a_shared_page_is_read_only_for_all_its_rows(devices: int) -> None:
     second = pool.acquire(2 * KV_BLOCK, devices - 1, [kept])
     rows, (pages, other_pages) = np.array(pool.rows_of([first, second])), tables(pool, [first, second])
     assert pages[0] == other_pages[0] and pages[1] != other_pages[1]
-    assert pool.page(second, 0) == pages[0] == pool.row_pages.number(kept)
+    assert pool.page(second, 0) == pages[0] == pool.page_number(kept)
 
     def writes(begin: int, other_begin: int) -> None:
-        pool.row_pages.require(rows, np.array([begin, other_begin]), np.array([begin + 1, other_begin + 1]))
+        pool.require_pages(rows, np.array([begin, other_begin]), np.array([begin + 1, other_begin + 1]))
 
     def refused(begin: int, other_begin: int) -> None:
         with fault(SlotFault.SHARED):
             writes(begin, other_begin)
 
     writes(KV_BLOCK, KV_BLOCK)
-    pool.row_pages.require(rows, np.array([0, 0]), np.array([0, 0]))
+    pool.require_pages(rows, np.array([0, 0]), np.array([0, 0]))
     refused(KV_BLOCK - 1, KV_BLOCK)
     refused(KV_BLOCK, KV_BLOCK - 1)
     with fault(SlotFault.SHARED):
-        pool.row_pages.require(rows, np.array([0, KV_BLOCK]), np.array([KV_BLOCK + 1, KV_BLOCK + 1]))
+        pool.require_pages(rows, np.array([0, KV_BLOCK]), np.array([KV_BLOCK + 1, KV_BLOCK + 1]))
     pool.check_integrity()
     pool.release(first)
     pool.check_integrity()
     assert pool.devices_for(2 * KV_BLOCK, [kept])[0] == devices - 1
     rows = np.array(pool.rows_of([second, second][:1]) * 2)
     refused(KV_BLOCK - 1, KV_BLOCK)
-    pool.row_pages.drop(kept)
+    pool.drop_page(kept)
     writes(KV_BLOCK - 1, KV_BLOCK)
     pool.release(second)
-    assert [pool.row_pages.free_in(device) for device in range(devices)] == [2 * BLOCKS] * devices
+    assert [pool.free_pages(device) for device in range(devices)] == [2 * BLOCKS] * devices
     pool.check_integrity()
     with fault(SlotFault.RELEASED):
-        pool.row_pages.drop(kept)
+        pool.drop_page(kept)
     with fault(SlotFault.RELEASED):
         pool.acquire(KV_BLOCK, devices - 1, [kept])
 
@@ -154,25 +154,25 @@ def test_pages_are_shared_with_new_rows_of_their_device() -> None:
     slot, other = pool.acquire(KV_BLOCK, 0), pool.acquire(KV_BLOCK, 1)
     kept = pool.keep_page(slot, 0)
     with fault(SlotFault.PLACES):
-        pool.row_pages.adopt(pool.rows_of([slot])[0], [kept])
-    pool.row_pages.release(pool.rows_of([other])[0])
+        pool.adopt(slot, [kept])
+    pool._release_pages(pool.rows_of([other])[0])
     with fault(SlotFault.PLACES):
-        pool.row_pages.adopt(pool.rows_of([other])[0], [kept])
+        pool.adopt(other, [kept])
     with fault(SlotFault.PLACES):
         pool.keep_page(slot, 1)
     far = pool.acquire(KV_BLOCK, 1, [kept])  # a page of its own, for a copy
     assert pool.page(far, 0) // (pool.pages // 2) == 1
     pool.vacate()
-    assert pool.row_pages.free_in(0) == 2 * BLOCKS - 1, "a kept page outlives its row"
+    assert pool.free_pages(0) == 2 * BLOCKS - 1, "a kept page outlives its row"
     pool.check_integrity()
 
 
 def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
-    pool = RowPool(Rows((), pool_of(4)._rows.token))  # type: ignore[union-attr]
+    pool = RowPool(Rows((), pool_of(4).arrays.token))  # type: ignore[union-attr]
     slot = pool.acquire(10**6)
     pool.reserve(slot, 10**7)
     assert pool.arrange([slot], 2)[1].pages is None and pool.devices_for(10**9) == [0]
-    pool.row_pages.require(np.array([0]), np.array([0]), np.array([10**6]))
+    pool.require_pages(np.array([0]), np.array([0]), np.array([10**6]))
     pool.check_integrity()
     pool.release(slot)
 
@@ -184,17 +184,17 @@ def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
 def test_integrity_finds_every_fault(kind: str) -> None:
     pool = pool_of(4)
     first, second = pool.acquire(200), pool.acquire(100)
-    (row, other), pages = pool.rows_of([first, second]), pool.row_pages
+    row, other = pool.rows_of([first, second])
     kept = pool.keep_page(first, 0)
     pool.check_integrity()
     change: dict[str, Any] = {
-        "released page": lambda: pages.owner.release(pages._pages[row][0]),  # type: ignore[union-attr]
-        "page of another row": lambda: pages._pages[other].append(pages._pages[row][1]),
-        "old table": lambda: pages._table.__setitem__((row, 1), 0),
+        "released page": lambda: pool.page_owner.release(pool._row_pages[row][0]),  # type: ignore[union-attr]
+        "page of another row": lambda: pool._row_pages[other].append(pool._row_pages[row][1]),
+        "old table": lambda: pool._table.__setitem__((row, 1), 0),
         "pages of a free row": lambda: pool.owner.release(first),
-        "lost": lambda: pages._pages[row].pop(),
-        "kept and lost": lambda: pages._kept.clear(),
-        "not kept": lambda: pages.owner.release(kept),  # type: ignore[union-attr]
+        "lost": lambda: pool._row_pages[row].pop(),
+        "kept and lost": lambda: pool._kept.clear(),
+        "not kept": lambda: pool.page_owner.release(kept),  # type: ignore[union-attr]
     }
     change[kind]()
     with pytest.raises(ValueError):

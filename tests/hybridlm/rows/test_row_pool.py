@@ -158,9 +158,9 @@ def test_a_vacated_pool_is_as_new() -> None:
 def test_arrays_that_were_not_put_back_are_lost() -> None:
     pool = pool_of(2)
     rows = pool.take()
-    assert not pool.whole
+    assert pool.arrays is None
     for use in (pool.take, pool.look):
         with pytest.raises(RowsLost, match="a step was interrupted"):
             use()
-    pool.put(rows)
-    assert pool.whole and pool.look() is rows
+    pool.arrays = rows
+    assert pool.arrays is not None and pool.look() is rows

@@ -11,9 +11,8 @@ import hybridlm
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import CHANGES_STEP, MIN_CHANGES, bucket, logit_changes
 from hybridlm.requests.sampling_params import SamplingParams
-from hybridlm.requests.sequence import ActiveSequence, Request
+from hybridlm.requests.sequence import CHANGES_STEP, MIN_CHANGES, ActiveSequence, Request, bucket, logit_changes
 from hybridlm.sampling import logit_changes as changing
 from hybridlm.sampling.logit_changes import changed_logits
 from ir_passes import IsolationError

@@ -1,6 +1,8 @@
 """Comparison of two models: KL, Jensen-Shannon and agreement against float64; no lane reaches another."""
 
+from contextlib import nullcontext
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -215,7 +217,10 @@ def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
             if len(held) == 10:
                 other.engine.pool.take()
 
-        monkeypatch.setattr(text_lm.engine.decisions, "checkpoint", step_between)
+        decisions = SimpleNamespace(
+            checkpoint=step_between, command=lambda kind, **arguments: nullcontext(), decide=lambda make: make()
+        )
+        monkeypatch.setattr(text_lm.engine, "decisions", decisions)
         divergence = text_lm.divergence(other, texts)
         while session.busy:
             step_between()

@@ -14,7 +14,7 @@ from filled import changed_parameter, nan_token
 import hybridlm
 from hybridlm import Intervention
 from hybridlm.decision_models.decide import Decider
-from hybridlm.requests.finite import first_not_finite
+from hybridlm.requests.results import first_not_finite
 from hybridlm.scoring.pooling import Places, ReadText, class_logits
 from ir_passes.files.strict_json import parse_json
 

@@ -42,7 +42,7 @@ def test_as_lm_eval(size: int) -> None:
     for length in LENGTHS:
         tokens = list(range(length))
         windows = rolling_windows(tokens, PREFIX, size)
-        split = [(list(w.tokens[: -w.predicted]), list(w.tokens[-w.predicted :])) for w in windows]
+        split = [(list(w[0][: -w[1]]), list(w[0][-w[1] :])) for w in windows]
         assert split == list(by_definition(tokens, size - 1))
 
 
@@ -50,12 +50,12 @@ def test_as_lm_eval(size: int) -> None:
 def test_every_token_is_predicted_once(size: int) -> None:
     for length in LENGTHS:
         windows = rolling_windows(range(length), PREFIX, size)
-        predicted = [token for window in windows for token in window.tokens[-window.predicted :]]
+        predicted = [token for window in windows for token in window[0][-window[1] :]]
         assert predicted == list(range(length))
-        assert all(window.predicted == size - 1 for window in windows[:-1])
-        assert all(1 <= window.predicted < len(window.tokens) <= size for window in windows)
-        assert all(len(window.tokens) == size for window in windows[1:])
-        assert windows[0].tokens[0] == PREFIX
+        assert all(window[1] == size - 1 for window in windows[:-1])
+        assert all(1 <= window[1] < len(window[0]) <= size for window in windows)
+        assert all(len(window[0]) == size for window in windows[1:])
+        assert windows[0][0][0] == PREFIX
 
 
 def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
@@ -86,9 +86,9 @@ def test_strided_as_in_the_documentation_of_transformers(size: int) -> None:
                 if end == length:
                     break
             results = [
-                (token, window.tokens.index(token))
+                (token, window[0].index(token))
                 for window in strided_windows(range(length), size, stride)
-                for token in window.tokens[-window.predicted :]
+                for token in window[0][-window[1] :]
             ]
             assert results == want
             if stride < size:
@@ -100,14 +100,14 @@ def test_second_halves_as_in_llama_cpp(size: int) -> None:
     """llama-perplexity's rule: logits from `n_ctx / 2` on, except the last, predict tokens."""
     for length in LENGTHS:
         windows = second_half_windows(range(length), size, None)
-        out = [(token, place) for w in windows for place, token in enumerate(w.tokens) if place >= size - w.predicted]
+        out = [(token, place) for w in windows for place, token in enumerate(w[0]) if place >= size - w[1]]
         want = []
         for chunk in range(length // size):
             for place in range(size // 2, size - 1):
                 want.append((chunk * size + place + 1, place + 1))
         assert out == want
         for plain, begun in zip(windows, second_half_windows(range(length), size, PREFIX), strict=True):
-            assert begun == plain._replace(tokens=(PREFIX, *plain.tokens[1:]))
+            assert begun == ((PREFIX, *plain[0][1:]), plain[1])
 
 
 @pytest.mark.parametrize(("settings", "message"), [

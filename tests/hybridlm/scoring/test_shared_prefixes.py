@@ -31,17 +31,17 @@ def test_parts_end_where_chunks_do() -> None:
     for length, depth in ((4, None), (5, 4), (8, 4), (9, 8), (10, 8)):
         other = (*a[:length], 99, 98)
         parts, part_of = shared_prefixes([a, other], (4,), 0)
-        assert [part.tokens for part in parts] == ([] if depth is None else [a[: depth + 1]]), length
+        assert [tokens for tokens, _, _ in parts] == ([] if depth is None else [a[: depth + 1]]), length
         assert part_of == ([None, None] if depth is None else [0, 0])
-    assert shared_prefixes([a[:9], a[:9]], (4,), 0)[0][0].tokens == a[:5], "the ninth token is predicted by the eighth"
-    assert shared_prefixes([a, a], (4,), 1)[0][0].tokens == a[:6], "the first chunk begins after a prefix"
+    assert shared_prefixes([a[:9], a[:9]], (4,), 0)[0][0][0] == a[:5], "the ninth token is predicted by the eighth"
+    assert shared_prefixes([a, a], (4,), 1)[0][0][0] == a[:6], "the first chunk begins after a prefix"
 
 
 def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> None:
     stem = tuple(range(3))
     texts = [(*stem, *tail) for tail in ((3, 9, 9), (3, 4, 9, 9), (3, 4, 5, 6, 9), (3, 4, 5, 6, 8), (7, 7, 7, 7))]
     parts, part_of = shared_prefixes(texts, (1,), 0)
-    assert [(part.tokens, part.parent) for part in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
+    assert [(tokens, parent) for tokens, parent, _ in parts] == [((0, 1, 2), None), ((0, 1, 2, 3, 4, 5, 6), 0)]
     assert part_of == [0, 0, 1, 1, 0]
     longer = [(*text, 20 + i, 30) for i, text in enumerate(texts)]
     assert shared_prefixes(longer, (1,), 0) == (parts, part_of), "texts that go on alone are no prefixes"
@@ -51,17 +51,19 @@ def test_of_parts_within_parts_the_outermost_and_the_innermost_are_kept() -> Non
 @settings(max_examples=150)
 def test_parts_are_common_to_their_texts_and_leave_something(texts: Texts, chunk: int) -> None:
     parts, part_of = shared_prefixes(texts, (chunk,), 0)
-    members = [sum(part == i for part in part_of) + sum(p.parent == i for p in parts) for i in range(len(parts))]
+    parents = [parent for _, parent, _ in parts]
+    members = [part_of.count(i) + parents.count(i) for i in range(len(parts))]
     assert all(count >= 2 for count in members)
-    for index, part in enumerate(parts):
-        assert (len(part.tokens) - 1) % chunk == 0 and len(part.tokens) > 1
-        if part.parent is not None:
-            above = parts[part.parent]
-            assert part.parent < index and above.parent is None
-            assert part.tokens[: len(above.tokens)] == above.tokens and len(part.tokens) > len(above.tokens)
-    for text, parent in zip(texts, part_of, strict=True):
+    for index, (tokens, parent, _) in enumerate(parts):
+        assert (len(tokens) - 1) % chunk == 0 and len(tokens) > 1
         if parent is not None:
-            assert text[: len(parts[parent].tokens)] == parts[parent].tokens and len(text) > len(parts[parent].tokens)
+            above, grandparent, _ = parts[parent]
+            assert parent < index and grandparent is None
+            assert tokens[: len(above)] == above and len(tokens) > len(above)
+    for text, part in zip(texts, part_of, strict=True):
+        if part is not None:
+            common = parts[part][0]
+            assert text[: len(common)] == common and len(text) > len(common)
 
 
 @given(

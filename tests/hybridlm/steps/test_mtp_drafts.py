@@ -11,7 +11,7 @@ from float64_reference import Float64Model
 from paged_caches import by_lane
 from with_head import load_with_head
 
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs

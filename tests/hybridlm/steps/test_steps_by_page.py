@@ -10,7 +10,7 @@ import pytest
 from stepped_models import SteppedModel
 
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.operands import Batch, StepInputs, blocks_for
 from hybridlm.steps.structure import Rows
 from ir_passes import IsolationError

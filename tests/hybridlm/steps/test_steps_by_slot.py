@@ -8,7 +8,7 @@ import pytest
 from stepped_models import SteppedModel
 
 from hybridlm.programs.shapes import EditShape, Shape
-from hybridlm.requests.sampling_operands import sampling_arrays
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.edit import no_edits, state_sites, types_in
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows

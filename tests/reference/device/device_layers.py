@@ -29,7 +29,7 @@ from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_inputs
+from hybridlm.requests.sequence import sampling_inputs
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep

@@ -18,7 +18,7 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.files.finished import finished_files
 from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_task import batch_rows
-from hybridlm.requests.finite import first_not_finite
+from hybridlm.requests.results import first_not_finite
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.run_file import run_file
 from hybridlm.score_files.score_task import scored_rows

@@ -68,6 +68,8 @@ class HostModel(Runner):
         engine: an engine without requests; it runs this model from now on.
     """
 
+    compiles_ahead = False
+
     def __init__(self, engine: Engine):
         super().__init__(engine.programs, engine.placement)
         self._pools: weakref.WeakKeyDictionary[RowPool, PoolContents] = weakref.WeakKeyDictionary()

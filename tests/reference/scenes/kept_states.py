@@ -6,7 +6,7 @@ from typing import Any
 import numpy as np
 
 import hybridlm
-from hybridlm.engine.snapshot_file import _arrays
+from hybridlm.engine.prefix import _arrays
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.prefix_cache.cache import PrefixCache
 

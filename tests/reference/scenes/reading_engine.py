@@ -2,7 +2,7 @@
 
 import weakref
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,13 +10,12 @@ import numpy as np
 
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import Scheduler
-from hybridlm.multiprocess.decisions import Decisions
+from hybridlm.programs.runner import Tallies
 from hybridlm.programs.shapes import Shape
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.shared_prefixes import texts_to_read
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Rows
-from hybridlm.steps.tallies import Tallies
 
 
 class UnreadText(QueuedText):
@@ -49,7 +48,7 @@ class ReadingEngine:
         self.pool = RowPool(Rows((), np.zeros((lanes, 1), np.int32)))
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Any] = deque()
-        self.stats, self.decisions = Tallies(), Decisions()
+        self.stats, self.decisions = Tallies(), None
         self.moves, self.runner = self, SimpleNamespace(forget=lambda owner: None)
         self.tokens = self.places = self.computed = 0
 
@@ -58,6 +57,10 @@ class ReadingEngine:
         self.tokens += int(counts.sum())
         self.places += shape.lanes * shape.tokens
         self.computed += int((counts > 0).sum()) * shape.tokens
+
+    def decide(self, make: Callable[[], Any]) -> Any:
+        """Return the decision of a single process."""
+        return make()
 
     def make_room(self, positions: int) -> list[int]:
         """Return the devices with a free row; there are no cached states."""

@@ -10,8 +10,7 @@ import numpy as np
 from verify_scene import own_table
 
 import hybridlm
-from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.requests.sequence import ActiveSequence, sampling_inputs
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import Batch, Feed
 
@@ -179,8 +178,8 @@ class Run:
             assert completion.token_ids == generated[: len(completion.token_ids)]
             self._ended.add(event.index)
         pool = self._session._scheduler._pool
-        if pool is not None and pool.row_pages.owner is not None:
-            self.events["shared pages"] += int((pool.row_pages.owner.counts() > 1).sum())
+        if pool is not None and pool.page_owner is not None:
+            self.events["shared pages"] += int((pool.page_owner.counts() > 1).sum())
         for sequence in self._session._scheduler.joined:
             assert pool is not None and sequence.slot is not None
             self._check(pool, sequence, pool.rows_of([sequence.slot])[0])
@@ -192,7 +191,7 @@ class Run:
                 if other is sequence and dispatched.accepted is not None:
                     consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
-            pages = pool.row_pages.table([row], [True])
+            pages = pool.page_table([row], [True])
             lane_pages = None if pages is None else pages[0]
             self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, lane_pages, consumed)
             self.checked += 1

@@ -12,8 +12,7 @@ from paged_shapes import paged
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_operands import sampling_inputs
-from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, sampling_inputs
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from hybridlm.steps.structure import Rows
 from models.state.pages import own_page_count, own_pages

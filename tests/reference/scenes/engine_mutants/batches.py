@@ -13,9 +13,8 @@ from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.programs.sanitized import Sanitizer
-from hybridlm.requests import sampling_operands
-from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import ActiveSequence
+from hybridlm.requests import sequence as sequences
+from hybridlm.requests.sequence import ActiveSequence, sampling_arrays
 from hybridlm.rows.pool import LaneMap, RowPool
 
 
@@ -24,7 +23,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
         first = [lane for lane in lanes if lane is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
-    for module in (sampling_operands, decoding):
+    for module in (sequences, decoding):
         patch.setattr(module, "sampling_arrays", sampling)
 
 
@@ -105,7 +104,7 @@ def one_array_stays_behind(patch: pytest.MonkeyPatch) -> None:
         outputs = right(self, shape, pool, *arguments, **about)
         if next(steps) == 4:
             rows = pool.take()
-            pool.put(rows._replace(layers=(states, *rows.layers[1:])))
+            pool.arrays = rows._replace(layers=(states, *rows.layers[1:]))
             self.runner._shadow_labels[pool] = (*labels[:2], *self.runner._shadow_labels[pool][2:])
         return outputs
 

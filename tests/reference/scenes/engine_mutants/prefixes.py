@@ -15,7 +15,6 @@ from hybridlm.prefix_cache.memory import CacheMemory
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.rows.pages import RowPages
 from hybridlm.rows.pool import RowPool
 from hybridlm.rows.snapshot import Snapshot
 from models import KV_BLOCK, kv_blocks
@@ -117,15 +116,15 @@ def partly_filled_page_shared(patch: pytest.MonkeyPatch) -> None:
 
 def page_not_held(patch: pytest.MonkeyPatch) -> None:
     """A cached state names a page of its row without a right to it."""
-    right = RowPages.keep
+    right = RowPool.keep_page
 
-    def keep(self: RowPages, row: int, block: int) -> Any:
-        page = right(self, row, block)
-        self.drop(page)
+    def keep(self: RowPool, slot: Any, block: int) -> Any:
+        page = right(self, slot, block)
+        self.drop_page(page)
         return page
 
     patch.setattr(RowMoves, "full_pages", lambda self, position: position // KV_BLOCK or 1)
-    patch.setattr(RowPages, "keep", keep)
+    patch.setattr(RowPool, "keep_page", keep)
 
 
 @replaced(RowMoves, "restore")

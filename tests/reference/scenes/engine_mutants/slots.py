@@ -15,7 +15,6 @@ from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.requests.sequence import ActiveSequence
-from hybridlm.rows.pages import RowPages
 from hybridlm.rows.pool import LaneMap, RowPool
 from ir_passes.host.slot_owner import Slot
 
@@ -85,18 +84,18 @@ def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Engine, "run", run)
 
 
-@replaced(RowPages, "reserve")
-def given_back_too_early(right: Any, self: RowPages, row: int, positions: int) -> None:
+@replaced(RowPool, "_grow")
+def given_back_too_early(right: Any, self: RowPool, row: int, positions: int) -> None:
     """A row with a new second page frees its first page too early."""
-    before = len(self._pages[row])
+    before = len(self._row_pages[row])
     right(self, row, positions)
-    if before == 1 and len(self._pages[row]) == 2 and self.owner is not None:
-        self.owner.release(self._pages[row][0])
+    if before == 1 and len(self._row_pages[row]) == 2 and self.page_owner is not None:
+        self.page_owner.release(self._row_pages[row][0])
 
 
-@replaced(RowPages, "table")
+@replaced(RowPool, "page_table")
 def one_page_for_two_lanes(
-    right: Any, self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]
+    right: Any, self: RowPool, lane_rows: Sequence[int], used: Sequence[bool]
 ) -> np.ndarray | None:
     pages = right(self, lane_rows, used)
     if pages is None or len(pages) < 2 or not pages[:2, 0].all():
@@ -108,10 +107,10 @@ def one_page_for_two_lanes(
 
 def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
     """The device keeps the table of a row until its number of pages changes."""
-    right = RowPages.table
+    right = RowPool.page_table
     kept: dict[tuple[int, int], np.ndarray] = {}
 
-    def table(self: RowPages, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
+    def table(self: RowPool, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
         pages = right(self, lane_rows, used)
         if pages is None:
             return None
@@ -121,13 +120,13 @@ def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
         ]
         return np.stack(rows)
 
-    patch.setattr(RowPages, "table", table)
+    patch.setattr(RowPool, "page_table", table)
 
 
 @replaced(Scheduler, "_preempt")
 def preempted_keeps_its_pages(right: Any, self: Scheduler, sequence: ActiveSequence) -> None:
     with pytest.MonkeyPatch.context() as inner:
-        inner.setattr(RowPages, "release", lambda self, row: None)
+        inner.setattr(RowPool, "_release_pages", lambda self, row: None)
         right(self, sequence)
 
 

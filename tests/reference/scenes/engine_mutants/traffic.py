@@ -21,7 +21,7 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from hybridlm.programs.runner import OneProcess
+from hybridlm.programs.runner import Runner
 from ir_passes.host.slot_owner import SlotError, SlotFault
 from ir_passes.sanitizer.verdict import SanitizerError
 
@@ -202,7 +202,7 @@ def finder(lm: hybridlm.LM, want: list[Alone], speculate: Drafter | None = None)
         return Finder.ALONE
     finally:
         pool = lm.engine._pool
-        if pool is not None and pool.whole:
+        if pool is not None and pool.arrays is not None:
             pool.take()  # the next run has another pool: a fault may keep rows of this one
     return None if all(_agree(results[index], expected) for index, expected in enumerate(want)) else Finder.ALONE
 
@@ -222,13 +222,13 @@ class _Arrays:
 
     def __init__(self, patch: pytest.MonkeyPatch):
         self._seen: list[tuple[np.ndarray, np.ndarray]] = []
-        right = OneProcess._call
+        right = Runner._call
 
-        def watched(runner: OneProcess, program: Any, *args: Any) -> Any:
+        def watched(runner: Runner, program: Any, *args: Any) -> Any:
             self._seen += [(array, array.copy()) for array in jax.tree.leaves(args) if isinstance(array, np.ndarray)]
             return right(runner, program, *args)
 
-        patch.setattr(OneProcess, "_call", watched)
+        patch.setattr(Runner, "_call", watched)
 
     def check(self) -> None:
         for array, copy in self._seen:

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from hybridlm.requests.sampling_operands import sampling_arrays
-from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, sampling_arrays
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 

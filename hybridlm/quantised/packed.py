@@ -107,7 +107,8 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
             codes = np.ascontiguousarray(stored).view(np.uint8)[..., : columns * tensor.bits // 8]
             if tensor.bits == 8:
                 # Unsigned with an offset of 128 is signed with the first bit turned.
-                codes, zero = ((x if x is None else (x ^ np.uint8(0x80)).view(np.int8)) for x in (codes, zero))
+                codes = (codes ^ np.uint8(0x80)).view(np.int8)
+                zero = None if zero is None else (zero ^ np.uint8(0x80)).view(np.int8)
         case "mxfp4":
             codes = stored.view(np.uint8)
         case _:

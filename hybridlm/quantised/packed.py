@@ -34,6 +34,12 @@ class PackedForm:
     has_matrix_scale: bool
     zero: str | None
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the arrays."""
+        roles = {"codes": True, "scale": True, "whole": self.has_matrix_scale, "zero": self.zero is not None}
+        return tuple(role for role, present in roles.items() if present)
+
 
 PackedArrays = dict[str, np.ndarray]
 """Arrays of a packed weight by role, as in `QuantisedWeight`: codes [.., out, stored], scale and zero [.., out, group],

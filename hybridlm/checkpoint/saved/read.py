@@ -34,8 +34,9 @@ def read_saved(
     Returns:
         The parameter, its stored dtype or kind of codes if converted, and no sentences.
     """
-    name, stored = dotted(weight.path), saved.packed.get(dotted(weight.path))
-    parts = {"": name} if stored is None else stored.parts
+    name = dotted(weight.path)
+    stored = saved.packed.get(name)
+    parts = {"": name} if stored is None else {role: f"{name}.{role}" for role in stored.roles}
     readings = {role: _Reading(saved, part) for role, part in parts.items()}
     if layout is not None:
         array, converted_from = layout.build(partial(_rows, readings)), []
@@ -44,7 +45,7 @@ def read_saved(
         array = build_merged(shards, weight, kind, adapters, saved.path, [name], readings[""].fill)
         converted_from = [] if dtype == kind else [dtype.name]
     else:
-        whole = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
+        whole = packed_layout(stored, Shards(saved.shapes[name]))
         assert whole is not None
         numbers, converted_from = np.asarray(whole.build(partial(_rows, readings)).numbers()), [stored.kind]
 
@@ -72,17 +73,10 @@ def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
     return {
-        weight.path: saved_form(saved, dotted(weight.path))
+        weight.path: saved.packed[dotted(weight.path)]
         for weight in weights
         if dotted(weight.path) in saved.packed and not any(adapter.touches(weight) for adapter in adapters)
     }
-
-
-def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    packed = saved.packed[name]
-    scale = saved.parameters[packed.parts["scale"]]
-    zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
-    return PackedForm(packed.kind, packed.inputs, scale.shape[-1], scale.dtype.name, "whole" in packed.parts, zero)
 
 
 def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:

@@ -33,7 +33,7 @@ import torch
 import torchao.quantization as torchao
 import transformers
 from bitsandbytes.backends.default.ops import _dequantize_4bit_compute
-from make_quantised_golden import ROOT, WIDE, Oracle, Tensors, write_expected, write_source
+from make_quantised_golden import ROOT, WIDE, Tensors, write_results, write_source
 from safetensors import safe_open
 from safetensors.torch import load_file, save_file
 from torchao.prototype.gptq.api import _int4_row_dequantize_zp
@@ -212,22 +212,19 @@ def provenance() -> dict[str, str]:
 
 
 def write_quantised(folder: pathlib.Path, model: str, config: Any) -> None:
-    with tempfile.TemporaryDirectory() as source, tempfile.TemporaryDirectory() as plain:
+    with tempfile.TemporaryDirectory() as source:
         write_source(pathlib.Path(source), model, WIDE[model])
         auto: Any = transformers.AutoModelForCausalLM
         module = auto.from_pretrained(source, dtype=torch.bfloat16, quantization_config=config, device_map="cpu")
         module.save_pretrained(folder)
         (folder / "generation_config.json").unlink()
         quantised = numbers_of(module)
-        written = load_file(folder / "model.safetensors")
+        written = load_file(folder / "model.safetensors") | quantised
         with safe_open(pathlib.Path(source, "model.safetensors"), "pt") as file:
-            wide = {name: (written | quantised)[name].float().contiguous() for name in file.keys()}
-        save_file(wide, pathlib.Path(plain, "model.safetensors"))
-        settings = json.loads((folder / "config.json").read_text())
-        settings.pop("quantization_config")
-        pathlib.Path(plain, "config.json").write_text(json.dumps(settings))
-        arrays = {name: tensor.numpy() for name, tensor in quantised.items()}
-        write_expected(folder, Oracle.load(pathlib.Path(plain)), arrays, provenance())
+            numbers = {name: written[name] for name in file.keys()}
+    settings = json.loads((folder / "config.json").read_text())
+    settings.pop("quantization_config")
+    write_results(folder, settings, numbers, quantised, provenance())
 
 
 def numbers_of(module: Any) -> Tensors:

@@ -99,16 +99,8 @@ def write_compressed(folder: pathlib.Path, model: str, arguments: QuantizationAr
     fields = json.loads((source / "config.json").read_text())
     quantization = json.loads(config.model_dump_json(exclude_none=True)) | {"quantization_status": "compressed"}
     (folder / "config.json").write_text(json.dumps(fields | {"quantization_config": quantization}, indent=1) + "\n")
-    with tempfile.TemporaryDirectory() as plain:
-        save_file(
-            {name: value.float().contiguous() for name, value in numbers.items()},
-            pathlib.Path(plain, "model.safetensors"),
-        )
-        pathlib.Path(plain, "config.json").write_text(json.dumps(fields))
-        quantised = {
-            name: value.numpy() for name, value in numbers.items() if name not in written or value is not tensors[name]
-        }
-        write_expected(folder, Oracle.load(pathlib.Path(plain)), quantised, PROVENANCE)
+    changed = {name: value for name, value in numbers.items() if value is not written.get(name)}
+    write_results(folder, fields, numbers, changed, PROVENANCE)
 
 
 def is_quantised(name: str) -> bool:
@@ -168,6 +160,22 @@ def write_source(folder: pathlib.Path, model: str, fields: Mapping[str, Any]) ->
     """Write the golden model, or a model with other sizes, in one file."""
     variant = next(golden for golden in GOLDEN if golden.name == model)
     write_checkpoint(dataclasses.replace(variant, text={**variant.text, **fields}, shards=1), 0, folder)
+
+
+def write_results(
+    folder: pathlib.Path,
+    config: Mapping[str, Any],
+    numbers: Mapping[str, torch.Tensor],
+    quantised: Mapping[str, torch.Tensor],
+    provenance: Mapping[str, str],
+) -> None:
+    """Write the results of transformers with a library's numbers, in float32, in place of the codes."""
+    with tempfile.TemporaryDirectory() as plain:
+        wide = {name: tensor.float().contiguous() for name, tensor in numbers.items()}
+        save_file(wide, pathlib.Path(plain, "model.safetensors"))
+        pathlib.Path(plain, "config.json").write_text(json.dumps(config))
+        arrays = {name: tensor.numpy() for name, tensor in quantised.items()}
+        write_expected(folder, Oracle.load(pathlib.Path(plain)), arrays, provenance)
 
 
 def write_expected(

@@ -26,7 +26,7 @@ from typing import Any
 import modelopt.torch.quantization as modelopt_quantization
 import torch
 import transformers
-from make_quantised_golden import ROOT, WIDE, Oracle, Tensors, is_quantised, write_expected, write_source
+from make_quantised_golden import ROOT, WIDE, Tensors, is_quantised, write_results, write_source
 from modelopt.recipe import load_recipe
 from modelopt.torch.export import export_hf_checkpoint
 from modelopt.torch.quantization.qtensor import FP8QTensor, NVFP4QTensor
@@ -112,7 +112,7 @@ def write_modelopt(folder: pathlib.Path, model: str, fields: Mapping[str, Any], 
             quantised[name] = values
         settings = json.loads((folder / "config.json").read_text())
         settings.pop("quantization_config")
-        finish(folder, settings, numbers | quantised, quantised, "nvidia-modelopt")
+        write_results(folder, settings, numbers | quantised, quantised, versions("nvidia-modelopt"))
 
 
 Pack = Callable[[torch.nn.Linear], tuple[Tensors, torch.Tensor]]
@@ -139,7 +139,7 @@ def write_packed(
     folder.mkdir(parents=True)
     save_file(written, folder / "model.safetensors")
     (folder / "config.json").write_text(json.dumps(settings | {"quantization_config": config}, indent=1) + "\n")
-    finish(folder, settings, tensors | quantised, quantised, library)
+    write_results(folder, settings, tensors | quantised, quantised, versions(library))
 
 
 def scales(weight: torch.Tensor, groups: torch.Tensor, bits: int) -> tuple[torch.Tensor, torch.Tensor]:
@@ -206,22 +206,9 @@ def pack_awq(_: str) -> tuple[Pack, dict[str, Any], str]:
     return pack, config | {"version": "gemm", "zero_point": True}, "autoawq"
 
 
-def finish(
-    folder: pathlib.Path, settings: Mapping[str, Any], numbers: Tensors, quantised: Tensors, library: str
-) -> None:
-    """Write the results of transformers with the numbers of the library."""
-    with tempfile.TemporaryDirectory() as plain:
-        wide = {name: tensor.float().contiguous() for name, tensor in numbers.items()}
-        save_file(wide, pathlib.Path(plain, "model.safetensors"))
-        pathlib.Path(plain, "config.json").write_text(json.dumps(settings))
-        arrays = {name: tensor.numpy() for name, tensor in quantised.items()}
-        versions = {library: version(library), "torch": torch.__version__, "transformers": transformers.__version__}
-        write_expected(
-            folder,
-            Oracle.load(pathlib.Path(plain)),
-            arrays,
-            {"command": "python scripts/make_writers_golden.py"} | versions,
-        )
+def versions(library: str) -> dict[str, str]:
+    command = {"command": "python scripts/make_writers_golden.py", library: version(library)}
+    return command | {"torch": torch.__version__, "transformers": transformers.__version__}
 
 
 if __name__ == "__main__":

@@ -1,9 +1,17 @@
-"""Scripts that write tables: imports of tests/reference, and lines between marks of a page."""
+"""Scripts that write tables: imports of tests/reference, steps on absent machines, lines between marks of a page."""
 
+import json
 import os
 import sys
+import tempfile
 from collections.abc import Iterable, Sequence
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from hybridlm.compiler import CompiledStep
+    from hybridlm.engine.config import EngineConfig
+    from hybridlm.target_report import StepReport
 
 ROOT = Path(__file__).resolve().parents[1]
 REFERENCE = ROOT / "tests" / "reference"
@@ -13,6 +21,44 @@ def import_references() -> None:
     """Let a script import the package, tests/reference and benchmark models; run on CPUs."""
     os.environ.setdefault("JAX_PLATFORMS", "cpu")
     sys.path[:0] = [str(ROOT), *map(str, REFERENCE.glob("*/")), str(ROOT / "scripts" / "benchmarks")]
+
+
+def fields_of(model: str) -> dict[str, Any]:
+    """Return the config.json of a benchmark model or a published one."""
+    from bench_models import BENCH_MODELS
+    from published import PUBLISHED
+
+    return BENCH_MODELS.get(model) or PUBLISHED[model]
+
+
+def step_on(
+    target: str,
+    fields: dict[str, Any],
+    options: "EngineConfig",
+    tokens: int,
+    lanes: int | None = None,
+    **settings: Any,
+) -> "tuple[CompiledStep, StepReport]":
+    """Compile a generating step of a configuration for an absent machine.
+
+    Args:
+        tokens: of each lane.
+        lanes: None for all of one token, or those of prompts.
+        settings: of `target_engine`.
+    """
+    from hybridlm.compiler.targets import read_target
+    from hybridlm.target_report.step_report import step_report
+    from hybridlm.target_report.target_report import target_engine
+
+    with tempfile.TemporaryDirectory() as folder:
+        config = Path(folder, "config.json")
+        config.write_text(json.dumps(fields), encoding="utf-8")
+        engine = target_engine(read_target(target), options, config=config, **settings)
+    if lanes is None:
+        lanes = engine.lanes if tokens == 1 else engine.prefill_lanes
+    shape = engine.shape("generate", lanes, tokens)
+    step = engine.program(shape)
+    return step, step_report(engine, shape, step, engine.context)
 
 
 def parts_of(page: str, mark: str) -> tuple[str, str, str]:

@@ -10,7 +10,6 @@ difference to 4 layers. The exit status is 1 if a step has a finding.
 """
 
 import argparse
-import json
 import re
 import sys
 import tempfile
@@ -22,7 +21,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 
 import write_kernel_tables
 import write_target_tables
-from table_pages import ROOT, import_references, rows_in, with_rows
+from table_pages import ROOT, fields_of, import_references, rows_in, step_on, with_rows
 
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
@@ -141,27 +140,18 @@ def figures_of(
     """Compile a step; return figures, operations with loop iterations, and faults."""
     from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
 
-    from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
     from hybridlm.programs import programs
-    from hybridlm.target_report.step_report import step_report
-    from hybridlm.target_report.target_report import target_engine
 
-    machine = read_target(job.target)
+    options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
+    waits, gpu = None, job.target.startswith("nvidia")
     with tempfile.TemporaryDirectory() as folder:
-        config = Path(folder) / "config.json"
-        config.write_text(json.dumps(fields), encoding="utf-8")
-        options = EngineConfig(lanes=job.lanes, context=job.context, chunk=CHUNK, kernels=job.kernels, dtype="bfloat16")
-        engine = target_engine(machine, options, config=config, mesh=job.mesh)
-        shape = engine.shape("generate", job.lanes if job.tokens == 1 else engine.prefill_lanes, job.tokens)
-        waits = None
-        if machine.platform == "gpu":
+        if gpu:
             programs.OPTIONS["gpu"]["xla_dump_to"] = folder
-        step = engine.program(shape)
-        if machine.platform == "gpu":
+        step, report = step_on(job.target, fields, options, job.tokens, mesh=job.mesh)
+        if gpu:
             waits = sum(kind in ASKING_THE_HOST for kind in thunks_outside_graphs(Path(folder)))
             del programs.OPTIONS["gpu"]["xla_dump_to"]
-    report = step_report(engine, shape, step, job.context)
     assert report.floor_moved is not None
     figures = Figures(report.kernels, report.repeated, waits, report.scratch, report.moved, report.floor_moved)
     return figures, (step.kernels.kernels, report.turns), report.faults
@@ -188,9 +178,6 @@ def ordered(table: str, rows: Iterable[list[str]]) -> list[list[str]]:
 
 def main() -> int:
     import_references()
-    from bench_models import BENCH_MODELS
-    from published import PUBLISHED
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--tables", nargs="*", choices=[*COLUMNS], help="of accelerator-tables.md; default: all pages")
     parser.add_argument("--rows", nargs="*", help="first cells of rows, joined by a blank: 8 131,072 off")
@@ -207,9 +194,9 @@ def main() -> int:
         wanted = options.rows is None or " ".join(job.key) in options.rows
         if job.table not in (options.tables or COLUMNS) or not wanted or (present and not options.new):
             continue
-        fields: Any = PUBLISHED[job.model] if job.model == LARGE_MODEL else BENCH_MODELS[job.model]
         try:
-            tables, faults = (few_rows_of if options.few and job.table != "parts" else rows_of)(job, fields)
+            rows_by_table = few_rows_of if options.few and job.table != "parts" else rows_of
+            tables, faults = rows_by_table(job, fields_of(job.model))
         except RuntimeError as error:  # of XLA, if the step does not fit
             tables, faults = {}, (str(error).splitlines()[0],)
         for fault in faults:

@@ -8,17 +8,14 @@ already are kept, unless --new. The exit status is 1 if a step has a finding.
 
 import argparse
 import itertools
-import json
 import sys
-import tempfile
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
-from table_pages import ROOT, import_references, rows_in, with_rows
+from table_pages import ROOT, fields_of, import_references, rows_in, step_on, with_rows
 
 if TYPE_CHECKING:
     from hybridlm.compiler.targets import ScheduledKernel
@@ -42,74 +39,35 @@ COLUMNS = {
 REGISTERS = "registers"
 
 
-@dataclass(frozen=True)
-class Row:
-    """A step with or without kernels; shares are of the bytes of the floor."""
-
-    model: str
-    target: str
-    step: str
-    kernels: str
-    moved: int
-    over_floor: float
-    pools: float
-    sampling: float
-    recurrence: float
-    flops: int
-    seconds: float
-    faults: tuple[str, ...]
-
-    def cells(self) -> list[str]:
-        return [
-            self.model, self.target, self.step, self.kernels, f"{self.moved / 1e9:.2f} GB", f"{self.over_floor:.2f}",
-            f"{self.pools:.2f}", f"{self.sampling:.2f}", f"{self.recurrence:.2f}", f"{self.flops / 1e9:,.0f} Gflop",
-            f"{self.seconds:.0f} s",
-        ]  # fmt: skip
-
-
-def rows_of(model: str, target: str, config: Path) -> Iterator[Row | list[str]]:
+def rows_of(model: str) -> Iterator[tuple[str, list[str], tuple[str, ...]]]:
     """Compile decoding with and without kernels, and prompts of the first model.
 
-    Prompts yield an additional row of their table.
+    Yield the table of each row, its cells, and findings; shares are of the bytes of the floor.
     """
-    from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.target_report.step_report import step_report
-    from hybridlm.target_report.target_report import target_engine
 
-    machine = read_target(target)
+    target, fields = MODELS[model], fields_of(model)
     for kernels in ("off", "auto"):
-        engine = target_engine(
-            machine, EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels), config=config
-        )
-        shapes = [engine.shape("generate", LANES, 1)]
-        if model == next(iter(MODELS)):
-            shapes.append(engine.shape("generate", engine.prefill_lanes, CHUNK))
-        for shape in shapes:
-            step = engine.program(shape)
-            report = step_report(engine, shape, step, CONTEXT)
-            floor_bytes = report.floor_moved
+        options = EngineConfig(lanes=LANES, context=CONTEXT, chunk=CHUNK, kernels=kernels)
+        for tokens in (1, CHUNK) if model == next(iter(MODELS)) else (1,):
+            step, report = step_on(target, fields, options, tokens)
+            floor_bytes, all_kernels = report.floor_moved, step.kernels.kernels
             assert floor_bytes is not None and report.certificate is not None
             moved = [
                 (kernel, kernel.moved * (report.turns if kernel.by_data else 1))
-                for kernel in step.kernels.kernels
+                for kernel in all_kernels
                 if kernel.loop is None or "further_passes" not in kernel.loop
             ]
-
-            def share(
-                chosen: "Callable[[ScheduledKernel], bool]", moved: Any = moved, floor_bytes: int = floor_bytes
-            ) -> float:
-                return sum(count for kernel, count in moved if chosen(kernel)) / floor_bytes
-
-            if shape.tokens > 1:
-                cells = (_table_cells(moved, step.kernels.kernels, report.turns, by) for by in (_recurrent, _projected))
-                yield [model, str(shape), kernels, *itertools.chain.from_iterable(cells)]
-            yield Row(
-                model, target, str(shape), kernels, report.moved, report.moved / floor_bytes,
-                share(lambda kernel: bool(kernel.pools)), share(lambda kernel: "/sample/" in kernel.op_name),
-                share(_recurrent),
-                report.flops, report.certificate.seconds.compile, report.faults,
-            )  # fmt: skip
+            if tokens > 1:
+                cells = (_table_cells(moved, all_kernels, report.turns, by) for by in (_recurrent, _projected))
+                yield "prompts", [model, report.name, kernels, *itertools.chain.from_iterable(cells)], ()
+            chosen = (lambda kernel: bool(kernel.pools), lambda kernel: "/sample/" in kernel.op_name, _recurrent)
+            shares = (sum(count for kernel, count in moved if by(kernel)) / floor_bytes for by in chosen)
+            yield "steps", [
+                model, target, report.name, kernels, f"{report.moved / 1e9:.2f} GB",
+                f"{report.moved / floor_bytes:.2f}", *(f"{share:.2f}" for share in shares),
+                f"{report.flops / 1e9:,.0f} Gflop", f"{report.certificate.seconds.compile:.0f} s",
+            ], report.faults  # fmt: skip
 
 
 def _table_cells(
@@ -159,23 +117,16 @@ def write_steps(page: Path, models: Sequence[str], replaces: bool) -> bool:
     Args:
         replaces: compile the steps of models with rows, too.
     """
-    from bench_models import BENCH_MODELS
-    from published import PUBLISHED
-
     good = True
     for model in models:
         old = {table: rows_in(page.read_text(encoding="utf-8"), table) for table in COLUMNS}
         if not replaces and any(row[0] == model for row in old["steps"]):
             continue
-        fields: Any = PUBLISHED[model] if model == LARGE_MODEL else BENCH_MODELS[model]
         new: dict[str, list[list[str]]] = {table: [] for table in COLUMNS}
-        with tempfile.TemporaryDirectory() as folder:
-            file = Path(folder) / "config.json"
-            file.write_text(json.dumps(fields), encoding="utf-8")
-            for row in rows_of(model, MODELS[model], file):
-                print(row, flush=True)
-                good &= not (isinstance(row, Row) and row.faults)
-                new["steps" if isinstance(row, Row) else "prompts"].append(row.cells() if isinstance(row, Row) else row)
+        for table, cells, faults in rows_of(model):
+            print(table, *cells, *faults, flush=True)
+            good &= not faults
+            new[table].append(cells)
         for table, columns in COLUMNS.items():
             rows = [*(row for row in old[table] if row[0] != model), *new[table]]
             rows = sorted(rows, key=lambda row: list(MODELS).index(row[0]))

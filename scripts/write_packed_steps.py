@@ -7,15 +7,13 @@ if a step has a finding.
 """
 
 import argparse
-import json
+import copy
 import sys
-import tempfile
 import warnings
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-from table_pages import ROOT, import_references, replace_lines
+from table_pages import ROOT, fields_of, import_references, replace_lines, step_on
 
 PAGE = ROOT / "docs" / "tables" / "packed-weights.md"
 TARGET, CONTEXT, CHUNK = "nvidia-h100", 1024, 256
@@ -28,27 +26,18 @@ HEAD = """| model | weights | lanes x tokens | floor, MB | scratch, MB: off | au
 |---|---|---|---:|---:|---:|---:|---:|"""
 
 
-def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, tuple[str, ...]]]:
+def lines(model: str, fields: dict[str, Any], schemes: list[str]) -> Iterator[tuple[str, tuple[str, ...]]]:
     """Compile the steps of a model; yield lines of the table with their findings."""
     from hybridlm.checkpoint.quantise import Recipe
-    from hybridlm.compiler.targets import read_target
     from hybridlm.engine.config import EngineConfig
-    from hybridlm.target_report.step_report import step_report
-    from hybridlm.target_report.target_report import target_engine
 
-    machine = read_target(TARGET)
     for scheme in schemes:
+        recipe = None if scheme == "bfloat16" else Recipe.of(scheme)
         for lanes, tokens in STEPS:
             scratch, over, faults, floor_bytes = [], [], (), 0
             for kernels in ("off", "auto"):
-                engine = target_engine(
-                    machine,
-                    EngineConfig(lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels),
-                    config=config,
-                    recipe=None if scheme == "bfloat16" else Recipe.of(scheme),
-                )
-                shape = engine.shape("generate", lanes, tokens)
-                report = step_report(engine, shape, engine.program(shape), CONTEXT)
+                options = EngineConfig(lanes=max(lanes, 8), context=CONTEXT, chunk=CHUNK, kernels=kernels)
+                _, report = step_on(TARGET, fields, options, tokens, lanes, recipe=recipe)
                 assert report.floor_moved is not None
                 floor_bytes, faults = report.floor_moved, (*faults, *report.faults)
                 scratch.append(f"{report.scratch / 1e6:.1f}")
@@ -60,9 +49,6 @@ def lines(model: str, schemes: list[str], config: Path) -> Iterator[tuple[str, t
 
 def main() -> int:
     import_references()
-    from bench_models import BENCH_MODELS
-    from published import PUBLISHED
-
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["131M"])
     parser.add_argument("--schemes", nargs="*", default=["bfloat16", "int8"])
@@ -70,18 +56,15 @@ def main() -> int:
     table: list[str] = []
     findings: list[str] = []
     warnings.simplefilter("ignore")
-    with tempfile.TemporaryDirectory() as folder:
-        for model in options.models:
-            fields: dict[str, Any] = json.loads(json.dumps(BENCH_MODELS.get(model) or PUBLISHED[model]))
-            text = fields.get("text_config", fields)
-            text.update(CUT | (EXPERTS if "num_experts" in text else {}))
-            text.pop("layer_types", None)
-            file = Path(folder) / "config.json"
-            file.write_text(json.dumps(fields), encoding="utf-8")
-            for line, faults in lines(model, options.schemes, file):
-                print(line, *faults, flush=True)
-                table.append(line)
-                findings.extend(faults)
+    for model in options.models:
+        fields = copy.deepcopy(fields_of(model))
+        text = fields.get("text_config", fields)
+        text.update(CUT | (EXPERTS if "num_experts" in text else {}))
+        text.pop("layer_types", None)
+        for line, faults in lines(model, fields, options.schemes):
+            print(line, *faults, flush=True)
+            table.append(line)
+            findings.extend(faults)
     replace_lines(PAGE, "steps", [*HEAD.splitlines(), *table])
     return 1 if findings else 0
 

@@ -28,7 +28,7 @@ class MachineLimits:
     bfloat16_flops: float
 
     def floor_seconds(self, floor: Floor) -> float:
-        return max(floor.moved / self.read_bytes, floor.flops / max(self.bfloat16_flops, self.float32_flops))
+        return floor.seconds(max(self.bfloat16_flops, self.float32_flops), self.read_bytes)
 
 
 def measure_limits(read: int = 1 << 30, square: int = DEFAULT_SQUARE) -> MachineLimits:

@@ -56,8 +56,8 @@ class CheckpointDirectory:
     path: Path
     config: dict[str, Any]
     files: Mapping[str, TensorFile]
-    grouped: GroupedTensors
-    settings: QuantisationSettings
+    grouped: GroupedTensors = GroupedTensors()
+    settings: QuantisationSettings = QuantisationSettings()
     notes: tuple[str, ...] = ()
     unindexed: Mapping[str, TensorFile] = field(default_factory=dict)
     quantisation_file: Mapping[str, Any] | None = None

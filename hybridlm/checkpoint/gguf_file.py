@@ -9,7 +9,6 @@ import numpy as np
 from hybridlm.checkpoint.directory import CheckpointDirectory, listed
 from hybridlm.checkpoint.tensor_file import MappedFile
 from hybridlm.gguf_files import GgufHeader, NamedTensor, named_tensors, read_architecture, read_header
-from hybridlm.quantised import GroupedTensors, read_settings
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from hybridlm.quantised.shapes import TensorInfo
 
@@ -64,8 +63,6 @@ def open_gguf(path: str | os.PathLike[str]) -> CheckpointDirectory:
     config, unused = read_architecture(header)
     named = named_tensors(header, config)
     file = GgufFile(header, named)
-    none = MappingProxyType({})
     files = MappingProxyType(dict.fromkeys(named, file))
     notes = (f"metadata that are not used: {listed(unused)}",) if unused else ()
-    grouped = GroupedTensors(none, none, none)
-    return CheckpointDirectory(header.path, config, files, grouped, read_settings({}, None), notes)
+    return CheckpointDirectory(header.path, config, files, notes=notes)

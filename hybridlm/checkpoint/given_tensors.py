@@ -15,7 +15,6 @@ from jax import Array, lax
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.safetensors import READABLE
 from hybridlm.checkpoint.tensor_file import TensorFile
-from hybridlm.quantised import GroupedTensors, QuantisationSettings
 from hybridlm.quantised.shapes import TensorInfo
 
 WHERE = "params"
@@ -48,9 +47,7 @@ class GivenTensors(TensorFile):
 
 
 def given_checkpoint(arrays: Mapping[str, Any]) -> CheckpointDirectory:
-    file = GivenTensors(arrays)
-    plain = GroupedTensors(MappingProxyType({}), MappingProxyType({}), MappingProxyType({}))
-    return CheckpointDirectory(Path(WHERE), {}, dict.fromkeys(arrays, file), plain, QuantisationSettings())
+    return CheckpointDirectory(Path(WHERE), {}, dict.fromkeys(arrays, GivenTensors(arrays)))
 
 
 def imported(tensor: Any) -> np.ndarray | jax.Array:

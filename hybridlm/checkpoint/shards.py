@@ -75,16 +75,6 @@ class Shards(NamedTuple):
         for piece in itertools.product(*pieces):
             yield tuple(source for source, _ in piece), tuple(target for _, target in piece)
 
-    def build(
-        self, host: Callable[[Iterator[tuple[ArraySlice, ArraySlice]], tuple[int, ...]], np.ndarray]
-    ) -> jax.Array:
-        """Build the array from the distinct shards of this process's devices.
-
-        Args:
-            host: (windows, shape) -> a shard, not written to afterwards.
-        """
-        return build_together({"": self}, lambda start: {"": host(self.windows(start[""]), self.local_shape)})[""]
-
 
 def build_together(
     layouts: Mapping[str, Shards], host: Callable[[Mapping[str, tuple[int, ...]]], Mapping[str, np.ndarray]]

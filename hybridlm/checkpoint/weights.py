@@ -2,7 +2,7 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from functools import partial
@@ -10,11 +10,10 @@ from pathlib import Path
 from types import MappingProxyType
 from typing import Any, NamedTuple
 
-import jax
 import numpy as np
 
-from hybridlm.checkpoint.adapters import BoundAdapter
-from hybridlm.checkpoint.cast import DTYPES, aligned_empty, convert, converted
+from hybridlm.checkpoint.adapters import BoundAdapter, build_merged
+from hybridlm.checkpoint.cast import DTYPES, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.opened import OpenModel
@@ -173,28 +172,20 @@ def _read_tensors(
     weight, source, names = choice.weight, choice.source, choice.names
     lost, stored = dict[str, None](), {checkpoint.stored_as(name) for name in names.values()}
 
-    def part(windows: Iterator[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-        # A view would change with the file.
-        result, filled = aligned_empty(shape, np.dtype(np.float32) if adapters else kind), 0
-        pieces = list(windows)
-        for window, target in pieces:
-            # The ellipsis makes the index of a scalar a view.
-            part_of_result = result[(*target, ...)]
-            for piece in choice.pieces(checkpoint, window):
-                tensor = checkpoint.read(names[piece.name])
-                if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
-                    lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
-                values, into = source.take(tensor, piece.taken), part_of_result[(*piece.place, ...)]
-                assert values.shape == into.shape, f"{weight.path}: {piece} has {values.shape}, expected {into.shape}"
-                convert(values, into, checkpoint.path, [names[piece.name]])
-                filled += into.size
+    def fill(window: ArraySlice, result: np.ndarray) -> None:
+        filled = 0
+        for piece in choice.pieces(checkpoint, window):
+            tensor = checkpoint.read(names[piece.name])
+            if names[piece.name] in checkpoint.grouped.quantised and (zero := lost_rows(tensor)):
+                lost[f"{names[piece.name]}: {zero} of its rows are zero: it was quantised too coarsely"] = None
+            values, into = source.take(tensor, piece.taken), result[(*piece.place, ...)]
+            assert values.shape == into.shape, f"{weight.path}: {piece} has {values.shape}, expected {into.shape}"
+            convert(values, into, checkpoint.path, [names[piece.name]])
+            filled += into.size
         assert filled == result.size, f"{weight.path}: the tensors made {filled} entries of {result.size}"
-        for adapter in adapters:
-            adapter.merge(weight, pieces, result)
-        return converted(result, kind, checkpoint.path, names.values()) if adapters else result
 
     if layout is None:
-        array = jax.block_until_ready(shards.build(part))
+        array = build_merged(shards, weight, kind, adapters, checkpoint.path, names.values(), fill)
         converted_from = [dtype for dtype in stored if READABLE.get(dtype) != kind]
     else:
         (array, sentences), converted_from = load_packed(checkpoint, choice, layout), []

@@ -16,7 +16,7 @@ from hybridlm.bench.limits import measure_limits
 from hybridlm.bench.llama_cpp import LlamaCppSide
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import profile
-from hybridlm.bench.sides import Against, Measured, Mode, in_turns
+from hybridlm.bench.sides import MIXED, MODES, START, STEPS, Against, Measured, in_turns
 from hybridlm.bench.transformers_side import TransformersSide
 from hybridlm.cli import bench_mixed, bench_start
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of, write_json
@@ -38,11 +38,11 @@ class Work:
     lanes: Annotated[list[int], typer.Option(min=1, help="Sequences decoded at a time; may be repeated.")] = field(
         default_factory=lambda: list(DEFAULT_LANES)
     )
-    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round."), Mode.STEPS] = 24
+    tokens: Annotated[int, typer.Option(min=2, help="Steps of each round."), STEPS] = 24
     rounds: Annotated[int, typer.Option(min=1, help="Rounds, in each of which every engine has its turn.")] = 3
-    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt."), Mode.STEPS, Mode.START] = 32
+    prompt: Annotated[int, typer.Option(min=1, help="Tokens per prompt."), STEPS, START] = 32
     prefill: Annotated[
-        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither."), Mode.STEPS
+        int, typer.Option(min=0, help="Also prefill and score texts of this many tokens; 0 for neither."), STEPS
     ] = 0
     context: Annotated[
         int | None,
@@ -52,18 +52,18 @@ class Work:
             show_default="512, 2048 with --mixed, or with --start as for generate",
         ),
     ] = None
-    plot: Annotated[Path | None, typer.Option(help="Write a plot (SVG)."), Mode.STEPS] = None
+    plot: Annotated[Path | None, typer.Option(help="Write a plot (SVG)."), STEPS] = None
     profile: Annotated[
         bool,
         typer.Option("--profile", help="Show the time of each part of the model, for decoding and for --prefill."),
-        Mode.STEPS,
+        STEPS,
     ] = False
     start: Annotated[
         bool,
         typer.Option(
             "--start", help="Measure the first token instead, with an empty cache and with a full one (--rounds times)."
         ),
-        Mode.START,
+        START,
     ] = False
     json: Annotated[Path | None, typer.Option(help="Write all figures.")] = None
 
@@ -72,21 +72,19 @@ class Work:
 class Engines:
     """Other engines and checkpoints; some options are for certain engines."""
 
-    against: Annotated[
-        list[Against] | None, typer.Option(help="Another engine; may be repeated."), Mode.STEPS, Mode.MIXED
-    ] = None
+    against: Annotated[list[Against] | None, typer.Option(help="Another engine; may be repeated."), STEPS, MIXED] = None
     llama_bench: Annotated[
-        Path | None, typer.Option(help="llama.cpp's llama-batched-bench."), Mode.STEPS, Against.LLAMA_CPP
+        Path | None, typer.Option(help="llama.cpp's llama-batched-bench."), STEPS, Against.LLAMA_CPP
     ] = None
     gguf: Annotated[
         list[Path] | None,
         typer.Option(help="The checkpoint as llama.cpp's converter or quantiser writes it; may be repeated."),
-        Mode.STEPS, Mode.MIXED, Against.LLAMA_CPP, Against.LLAMA_SERVER,
+        STEPS, MIXED, Against.LLAMA_CPP, Against.LLAMA_SERVER,
     ] = None  # fmt: skip
     beside: Annotated[
         list[str] | None,
         typer.Option(help="Another checkpoint for this library, as a quantised copy; may be repeated."),
-        Mode.STEPS, Mode.MIXED,
+        STEPS, MIXED,
     ] = None  # fmt: skip
 
     def check(self) -> None:
@@ -124,8 +122,8 @@ def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions
         if file is not None:
             replaceable(file)
     chosen = _chosen_options(work, engines, mixed)
-    mode = next((mode for mode in (Mode.START, Mode.MIXED) if mode in chosen), Mode.STEPS)
-    unused = [flag for flag, marks in chosen.items() if mode not in marks and not set(Mode).isdisjoint(marks)]
+    mode = next((mode for mode in (START, MIXED) if mode in chosen), STEPS)
+    unused = [flag for flag, marks in chosen.items() if mode not in marks and not set(MODES).isdisjoint(marks)]
     if unused:
         reason = f"not measured with {mode}; run a command without {mode}" if mode else "only with --mixed"
         raise ValueError(f"{', '.join(sorted(unused))}: {reason}")
@@ -137,9 +135,9 @@ def _check_options(work: Work, engines: Engines, mixed: bench_mixed.MixedOptions
         raise ValueError(f"--lanes: expected one number with {mode}, got {', '.join(map(str, work.lanes))}")
 
 
-def _chosen_options(*groups: Any) -> dict[str, tuple[Mode | Against, ...]]:
+def _chosen_options(*groups: Any) -> dict[str, tuple[str, ...]]:
     """Return modes and engines of options with other values than their defaults, by flag."""
-    chosen: dict[str, tuple[Mode | Against, ...]] = {}
+    chosen: dict[str, tuple[str, ...]] = {}
     for group in groups:
         for name, hint in get_type_hints(type(group), include_extras=True).items():
             _, _, *marks = get_args(hint)

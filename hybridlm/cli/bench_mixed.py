@@ -14,7 +14,7 @@ from rich.text import Text
 
 from hybridlm.bench.llama_cpp import LlamaServerSide
 from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
-from hybridlm.bench.sides import Against, Mode, SideFailed, Timing, in_turns, leave_out
+from hybridlm.bench.sides import MIXED, Against, SideFailed, Timing, in_turns, leave_out
 from hybridlm.bench.vllm_side import VllmSide
 from hybridlm.cli.options import Loading, console_for_table, table_of, write_json
 from hybridlm.devices.machine import cores
@@ -34,21 +34,21 @@ class MixedOptions:
         typer.Option(
             "--mixed", help="Measure a mixed batch instead: prompts and completions of different lengths, --requests."
         ),
-        Mode.MIXED,
+        MIXED,
     ] = False
-    requests: Annotated[int, typer.Option(min=1, help="Requests of a mixed batch."), Mode.MIXED] = 64
+    requests: Annotated[int, typer.Option(min=1, help="Requests of a mixed batch."), MIXED] = 64
     sampled: Annotated[
         bool,
         typer.Option("--sampled", help="Sample the mixed batch: temperature 0.6, top_p 0.95, top_k 20."),
-        Mode.MIXED,
+        MIXED,
     ] = False
     llama_server: Annotated[
-        Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed."), Mode.MIXED, Against.LLAMA_SERVER
+        Path | None, typer.Option(help="llama.cpp's llama-server, for --mixed."), MIXED, Against.LLAMA_SERVER
     ] = None
     vllm_python: Annotated[
         Path | None,
         typer.Option(help="Python of an environment with vLLM, for --mixed."),
-        Mode.MIXED,
+        MIXED,
         Against.VLLM,
     ] = None
 

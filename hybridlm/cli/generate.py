@@ -9,7 +9,7 @@ from typing import Annotated, Any, cast
 import jax
 import typer
 
-from hybridlm.cli.files.prompts import NamedPrompt, Source
+from hybridlm.cli.files.prompts import NamedPrompt, read_prompts
 from hybridlm.cli.groups import setting
 from hybridlm.cli.options import EXPECTED, ChatOptions, Loading, Model, json_object, loads
 from hybridlm.files.json_lines import dump, finite
@@ -81,8 +81,15 @@ class SamplingOptions(PlainSettings):
 @loads()
 def generate(
     loading: Loading,
+    *,
     model: Model,
-    source: Source,
+    prompts: Annotated[
+        list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
+    ] = None,
+    file: Annotated[
+        Path | None,
+        typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
+    ] = None,
     chat: ChatOptions,
     sampling: SamplingOptions,
     tools: Annotated[
@@ -109,7 +116,7 @@ def generate(
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
     # Only the first of several processes has the prompts.
-    prompts = [] if jax.process_index() else source.read()
+    rows = [] if jax.process_index() else read_prompts(prompts, file)
     variables = json_object(chat.chat_template_kwargs, "--chat-template-kwargs")
     functions = [] if tools is None else _read_tools(tools)
     params = sampling.params()
@@ -117,7 +124,7 @@ def generate(
     check_settings(params)
     if (lm := loading.leading(model)) is None:
         return
-    items = [_chat_ids(lm, item, chat, variables, functions) if chat.chat else item for _, item in prompts]
+    items = [_chat_ids(lm, item, chat, variables, functions) if chat.chat else item for _, item in rows]
     if params.seed is None and params.temperature > 0:
         params = replace(params, seed=draw_seed())
         if not json:
@@ -129,14 +136,12 @@ def generate(
         return f"prompt {index // n + 1}" + (f", completion {index % n + 1}" if n > 1 else "")
 
     if json:
-        _write_in_order(
-            events, len(prompts) * n, lambda index, completion: dump(_row(prompts, n, index, completion)) + "\n"
-        )
-    elif len(prompts) * n == 1:
+        _write_in_order(events, len(rows) * n, lambda index, completion: dump(_row(rows, n, index, completion)) + "\n")
+    elif len(rows) * n == 1:
         _stream(events, lm.tokenizer is not None)
     else:
         _write_in_order(
-            events, len(prompts) * n, lambda index, completion: f"==> {name(index)} <==\n{_shown(completion)}\n"
+            events, len(rows) * n, lambda index, completion: f"==> {name(index)} <==\n{_shown(completion)}\n"
         )
     if full:
         first = f"{len(full):,} completions, the first of {name(min(full))}," if len(full) > 1 else name(full[0])

@@ -4,7 +4,6 @@ Engines that also quantise activations compute other numbers.
 """
 
 import math
-from collections.abc import Callable, Mapping
 
 import numpy as np
 from jaxtyping import Float32, Integer
@@ -23,70 +22,69 @@ def dequantise(tensor: QuantisedTensor, read: Read) -> Float32[np.ndarray, "..."
     Raises:
         DequantiseError: a scale or code that is not finite, or an absent group.
     """
-    return _FORMULAS[tensor.scheme](tensor, read)
+    if tensor.scheme in _TABLES:
+        return _tabled(tensor, read)
+    numbers, scale, zero = _codes(tensor, read), tensor.row_scales(read), tensor.zeros(read)
+    groups = scale.shape[-1]
+    width = tensor.block[1] if tensor.scheme == "fp8-block" else numbers.shape[-1] // groups
+    group = _group_of_column(tensor, read, groups) if "order" in tensor.parts else None
+    if zero is not None:
+        _combine(np.subtract, numbers, zero, width, group)
+    elif tensor.scheme == "int-packed":
+        numbers -= np.float32(1 << (tensor.bits - 1))
+    _combine(np.multiply, numbers, scale, width, group)
+    if tensor.scheme == "nvfp4":
+        (np.divide if tensor.divided else np.multiply)(numbers, tensor.whole(read), out=numbers)
+    elif tensor.scheme == "llm-int8":
+        numbers *= LLM_INT8
+    elif tensor.scheme == "int4-affine":
+        _combine(np.subtract, numbers, tensor.offsets(read), width, group)
+    return numbers
 
 
-def _fp8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = read(tensor.parts["codes"])
-    tensor.require_e4m3(codes)
-    return float8_e4m3(codes)
+def _codes(tensor: QuantisedTensor, read: Read) -> Float32[np.ndarray, "*expert out in"]:
+    """Return the values of the codes; integers of fewer than 8 bits are unsigned."""
+    stored, columns = read(tensor.parts["codes"]), tensor.shape[-1]
+    match tensor.scheme:
+        case "fp8-block" | "fp8-channel" | "fp8-tensor" | "mxfp8":
+            tensor.require_e4m3(stored)
+            return float8_e4m3(stored)
+        case "nvfp4" | "mxfp4":
+            return float4_e2m1(stored.view(np.uint8))
+        case "gptq":
+            stored = packed_integers(np.ascontiguousarray(stored.T), tensor.bits, columns)
+        case "awq":
+            stored = awq_integers(stored).T
+        case "int-packed":
+            stored = packed_integers(stored, tensor.bits, columns)
+        case "int4-affine":
+            # Signed codes of four bits with an offset of 8 have another first bit.
+            stored = packed_integers(stored.view(np.uint8) ^ np.uint8(0x88), 4, columns)
+    return stored.astype(np.float32, order="C")
 
 
-def _block(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    *lead, rows, columns = tensor.shape
-    height, width = tensor.block
-    scale = tensor.scales(read).reshape(*lead, -(-rows // height), -(-columns // width))
-    # The last block of rows and of columns may be cut.
-    scale = np.repeat(scale, width, axis=-1)[..., :columns]
-    weight = _fp8(tensor, read)
-    for i in range(scale.shape[-2]):
-        weight[..., i * height : (i + 1) * height, :] *= scale[..., i : i + 1, :]
-    return weight
+def _combine(
+    operation: np.ufunc,
+    numbers: Float32[np.ndarray, "*row column"],
+    factors: np.ndarray,
+    width: int,
+    group: Integer[np.ndarray, " column"] | None = None,
+) -> None:
+    """Combine each column, in place, with the number of its group.
 
-
-def _channel(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _fp8(tensor, read)
-    return np.multiply(weight, tensor.scales(read).reshape(*tensor.shape[:-1], 1), out=weight)
-
-
-def _tensor(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _fp8(tensor, read)
-    lead = tensor.shape[:-2]
-    scale = tensor.scales(read)
-    return np.multiply(weight, scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), out=weight)
-
-
-def _by_columns(values: np.ndarray, scale: np.ndarray) -> np.ndarray:
-    grouped = values.reshape(*scale.shape, -1)
-    np.multiply(grouped, scale[..., None], out=grouped)
-    return values
-
-
-def _mxfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    return _by_columns(float4_e2m1(read(tensor.parts["codes"]).view(np.uint8)), tensor.scales(read))
-
-
-def _nvfp4(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    weight = _by_columns(float4_e2m1(read(tensor.parts["codes"])), tensor.scales(read))
-    return (np.divide if tensor.divided else np.multiply)(weight, tensor.whole(read), out=weight)
-
-
-def _integers(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    """Return `(code - zero) * scale`, with codes offset to be signed."""
-    columns = tensor.shape[-1]
-    half = np.float32(1 << (tensor.bits - 1))
-    stored = read(tensor.parts["codes"])
-    scale = tensor.by_rows(tensor.scales(read))
-    zero = np.zeros_like(scale)
-    if tensor.scheme == "int8":
-        codes = stored.astype(np.float32)
-        if "zero" in tensor.parts:
-            zero = tensor.by_rows(read(tensor.parts["zero"])).astype(np.float32)
-    else:
-        codes = packed_integers(stored, tensor.bits, columns).astype(np.float32) - half
-        if "zero" in tensor.parts:
-            zero = tensor.zero_codes(read).astype(np.float32).reshape(scale.shape) - half
-    return _grouped_integers(tensor, read, codes, zero, scale)
+    Args:
+        factors: [*row, group].
+        width: columns of a group; the last one may be cut.
+        group: of each column, if groups are no runs of columns.
+    """
+    if group is not None:
+        operation(numbers, factors[..., group], out=numbers)
+        return
+    count = numbers.shape[-1] // width
+    whole, rest = numbers[..., : count * width], numbers[..., count * width :]
+    grouped = whole.reshape(*numbers.shape[:-1], count, width)
+    operation(grouped, factors[..., :count, None], out=grouped)
+    operation(rest, factors[..., count:], out=rest)
 
 
 def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Integer[np.ndarray, " columns"]:
@@ -99,78 +97,12 @@ def _group_of_column(tensor: QuantisedTensor, read: Read, groups: int) -> Intege
     return group
 
 
-def _gptq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = packed_integers(np.ascontiguousarray(read(tensor.parts["codes"]).T), tensor.bits, tensor.shape[-1])
-    scale = tensor.scales(read).T
-    return _grouped_integers(tensor, read, codes, tensor.gptq_zero_codes(read).astype(np.float32), scale)
-
-
-def _awq(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    codes = awq_integers(read(tensor.parts["codes"])).T
-    zero = awq_integers(read(tensor.parts["zero"])).T.astype(np.float32)
-    return _grouped_integers(tensor, read, codes, zero, tensor.scales(read).T)
-
-
-def _grouped_integers(
-    tensor: QuantisedTensor, read: Read, codes: np.ndarray, zero: np.ndarray, scale: np.ndarray
-) -> np.ndarray:
-    numbers = np.ascontiguousarray(codes, np.float32)
-    if "order" in tensor.parts:
-        group = _group_of_column(tensor, read, scale.shape[-1])
-        numbers -= zero[..., group]
-        numbers *= scale[..., group]
-    else:
-        grouped = numbers.reshape(*scale.shape, -1)
-        grouped -= zero[..., None]
-        grouped *= scale[..., None]
-    return numbers
-
-
 def _tabled(tensor: QuantisedTensor, read: Read) -> np.ndarray:
     name, table = tensor.parts["table"], _TABLES[tensor.scheme]
     if not np.allclose(read(name), table, rtol=0, atol=1e-6):
         raise DequantiseError(name, f"expected the table of {tensor.scheme}, found other numbers")
     # The bytes may be stored with another dtype.
     stored = np.ascontiguousarray(read(tensor.parts["codes"])).view(np.uint8).reshape(-1)
-    numbers, scale = table_numbers(stored, table, math.prod(tensor.shape)), tensor.scales(read)
-    block = tensor.block[1]
-    end = numbers.size // block * block
-    blocks = numbers[:end].reshape(-1, block)
-    np.multiply(blocks, scale[: len(blocks), None], out=blocks)
-    numbers[end:] *= scale[-1]
+    numbers = table_numbers(stored, table, math.prod(tensor.shape))
+    _combine(np.multiply, numbers, tensor.scales(read), tensor.block[1])
     return numbers.reshape(tensor.shape)
-
-
-def _llm_int8(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    numbers = read(tensor.parts["codes"]).astype(np.float32)
-    np.multiply(numbers, tensor.scales(read)[..., None], out=numbers)
-    return np.multiply(numbers, LLM_INT8, out=numbers)
-
-
-def _int4_affine(tensor: QuantisedTensor, read: Read) -> np.ndarray:
-    scale, offset = np.swapaxes(tensor.scales(read), -1, -2), tensor.offsets(read)
-    # Signed codes of four bits with an offset of 8 have another first bit.
-    stored = read(tensor.parts["codes"]).view(np.uint8) ^ np.uint8(0x88)
-    codes = np.ascontiguousarray(packed_integers(stored, 4, tensor.shape[-1]), np.float32)
-    grouped = codes.reshape(*scale.shape, -1)
-    grouped *= scale[..., None]
-    grouped -= offset[..., None]
-    return codes
-
-
-_FORMULAS: Mapping[str, Callable[[QuantisedTensor, Read], np.ndarray]] = {
-    "fp8-block": _block,
-    "fp8-channel": _channel,
-    "fp8-tensor": _tensor,
-    "mxfp8": lambda tensor, read: _by_columns(_fp8(tensor, read), tensor.scales(read)),
-    "nvfp4": _nvfp4,
-    "mxfp4": _mxfp4,
-    "int8": _integers,
-    "int-packed": _integers,
-    "gptq": _gptq,
-    "awq": _awq,
-    "nf4": _tabled,
-    "fp4": _tabled,
-    "llm-int8": _llm_int8,
-    "int4-affine": _int4_affine,
-}

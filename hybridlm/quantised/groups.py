@@ -2,7 +2,7 @@
 
 import re
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from types import MappingProxyType
 
 from hybridlm.quantised.bitsandbytes import BLOCKS, STATE, bitsandbytes_tensor
@@ -49,9 +49,9 @@ class GroupedTensors:
         faults: reason, by weight that its tensors do not form.
     """
 
-    quantised: Mapping[str, QuantisedTensor]
-    parts: Mapping[str, str]
-    faults: Mapping[str, str]
+    quantised: Mapping[str, QuantisedTensor] = field(default_factory=dict)
+    parts: Mapping[str, str] = field(default_factory=dict)
+    faults: Mapping[str, str] = field(default_factory=dict)
 
 
 def group_tensors(

@@ -34,6 +34,12 @@ class PackedForm:
     has_matrix_scale: bool
     zero: str | None
 
+    @property
+    def roles(self) -> tuple[str, ...]:
+        """Roles of the arrays."""
+        roles = {"codes": True, "scale": True, "whole": self.has_matrix_scale, "zero": self.zero is not None}
+        return tuple(role for role, present in roles.items() if present)
+
 
 PackedArrays = dict[str, np.ndarray]
 """Arrays of a packed weight by role, as in `QuantisedWeight`: codes [.., out, stored], scale and zero [.., out, group],
@@ -71,18 +77,9 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
         zero = bool(read(tensor.parts["zero"]).any())
     if scheme == "gptq" and tensor.bits != 4:
         return None
-    if scheme == "fp8-block":
-        group = tensor.block[1] if columns % tensor.block[1] == 0 else math.gcd(tensor.block[1], columns)
-        group = columns if columns <= tensor.block[1] else group
-    elif scheme in ("fp8-channel", "fp8-tensor"):
-        group = columns
-    elif scheme in ("mxfp8", "mxfp4"):
-        group = 32
-    elif scheme == "nvfp4":
-        group = 16
-    else:
-        assert tensor.groups is not None
-        group = columns // tensor.groups
+    group = tensor.group or columns // (tensor.groups or 1)
+    if columns % group:
+        group = math.gcd(group, columns)  # divides a cut last block, too
     four = scheme in ("nvfp4", "mxfp4", "gptq", "awq", "int4-affine") or (scheme == "int-packed" and tensor.bits == 4)
     if group < MIN_GROUP or (four and columns % 2):
         return None
@@ -97,57 +94,40 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     """Return a weight in its packed form; raises DequantiseError unless it is finite."""
     *lead, rows, columns = tensor.shape
     stored = read(tensor.parts["codes"])
-    scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
     if form.kind == "e4m3":
         tensor.require_e4m3(stored)
-    if tensor.scheme in ("gptq", "awq"):
-        scale = np.ascontiguousarray(tensor.scales(read).T).astype(scale_type)
-        if tensor.scheme == "gptq":
-            codes = packed_integers(np.ascontiguousarray(stored.T), 4, columns)
-            zero = tensor.gptq_zero_codes(read)
-        else:
-            codes, zero = awq_integers(stored).T, awq_integers(read(tensor.parts["zero"])).T
-        return packed_arrays(pairs(codes), scale, None, np.ascontiguousarray(zero))
-    if tensor.scheme == "nvfp4":
-        scale = tensor.scales(read)
-        matrix_scale = tensor.whole(read)
-        # XLA would multiply by the reciprocal.
-        matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
-        return packed_arrays(stored, scale.astype(scale_type), np.broadcast_to(matrix_scale, (*lead, rows, 1)))
-    if tensor.scheme == "int4-affine":
-        scale = np.swapaxes(tensor.scales(read), -1, -2).astype(scale_type)
-        # Signed 4-bit codes with an offset of 8 have another first bit.
-        return packed_arrays(stored.view(np.uint8) ^ np.uint8(0x88), scale, None, tensor.offsets(read))
-    scale = tensor.scales(read)
-    if tensor.scheme == "llm-int8":
-        factor = np.broadcast_to(LLM_INT8, (*lead, rows, 1))
-        return packed_arrays(stored, scale[..., None].astype(scale_type), factor)
-    if tensor.scheme == "fp8-block":
-        height, width = tensor.block
-        scale = scale.reshape(*lead, -(-rows // height), -(-columns // width))
-        scale = np.repeat(scale, height, axis=-2)[..., :rows, :]
-        group = columns // form.groups
+    scale, zero, whole = tensor.row_scales(read), None if form.zero is None else tensor.zeros(read), None
+    group = columns // form.groups
+    if tensor.scheme == "fp8-block" and group < columns:
         # A cut last block makes narrower groups that divide all blocks.
-        scale = scale if group == columns else np.repeat(scale, width // group, axis=-1)[..., : form.groups]
-    elif tensor.scheme == "fp8-tensor":
-        scale = np.broadcast_to(scale.reshape(*lead, 1, 1) if scale.size > 1 else scale.reshape(()), (*lead, rows, 1))
-    else:
-        scale = tensor.by_rows(scale)
-    scale = np.ascontiguousarray(scale.astype(scale_type))
-    if tensor.scheme == "int8":
-        zero = None if form.zero is None else np.ascontiguousarray(tensor.by_rows(read(tensor.parts["zero"])))
-        return packed_arrays(stored, scale, None, zero)
-    if tensor.scheme != "int-packed":
-        return packed_arrays(stored.view(np.uint8) if form.kind == "e2m1" else stored, scale)
-    zero = None
-    if "zero" in tensor.parts:
-        zero = tensor.zero_codes(read)
-    stream = np.ascontiguousarray(stored).view(np.uint8)
-    if tensor.bits == 4:
-        return packed_arrays(stream[..., : columns // 2], scale, None, zero)
-    # Unsigned with an offset of 128 is signed with the first bit turned.
-    signed = (stream[..., :columns] ^ 0x80).view(np.int8)
-    return packed_arrays(signed, scale, None, None if zero is None else (zero ^ 0x80).view(np.int8))
+        scale = np.repeat(scale, tensor.block[1] // group, axis=-1)[..., : form.groups]
+    match tensor.scheme:
+        case "gptq":
+            codes = pairs(packed_integers(np.ascontiguousarray(stored.T), 4, columns))
+        case "awq":
+            codes = pairs(awq_integers(stored).T)
+        case "int4-affine":
+            # Signed 4-bit codes with an offset of 8 have another first bit.
+            codes, zero = stored.view(np.uint8) ^ np.uint8(0x88), tensor.offsets(read)
+        case "int-packed":
+            codes = np.ascontiguousarray(stored).view(np.uint8)[..., : columns * tensor.bits // 8]
+            if tensor.bits == 8:
+                # Unsigned with an offset of 128 is signed with the first bit turned.
+                codes = (codes ^ np.uint8(0x80)).view(np.int8)
+                zero = None if zero is None else (zero ^ np.uint8(0x80)).view(np.int8)
+        case "mxfp4":
+            codes = stored.view(np.uint8)
+        case _:
+            codes = stored
+    if tensor.scheme == "nvfp4":
+        whole = tensor.whole(read)
+        # XLA would multiply by the reciprocal.
+        whole = np.float32(1) / whole if tensor.divided else whole
+    elif tensor.scheme == "llm-int8":
+        whole = LLM_INT8
+    scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
+    whole = None if whole is None else np.broadcast_to(whole, (*lead, rows, 1))
+    return packed_arrays(codes, np.ascontiguousarray(scale.astype(scale_type)), whole, zero)
 
 
 def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:

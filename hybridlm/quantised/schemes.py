@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 from jaxtyping import Float32, Shaped, UInt8
 
-from hybridlm.quantised.codes import float8_e4m3, float8_e8m0, packed_integers
+from hybridlm.quantised.codes import awq_integers, float8_e4m3, float8_e8m0, packed_integers
 
 SCHEMES: Mapping[str, str] = {
     "fp8-block": "float8 E4M3, one scale for a block of rows and columns",
@@ -97,8 +97,37 @@ class QuantisedTensor:
             _finite(self.parts["scale"], numbers * _LARGEST, "a scale that makes weights which are not finite")
         return numbers
 
-    def by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
-        """Return scales or zero points for each row and group."""
+    def row_scales(self, read: Read) -> Float32[np.ndarray, "*expert out group"]:
+        """Return the scales of each row and group of columns; raises as `scales`."""
+        scale, (*lead, rows, columns) = self.scales(read), self.shape
+        if self.scheme in ("gptq", "awq", "int4-affine"):
+            return np.swapaxes(scale, -1, -2)
+        if self.scheme == "fp8-block":
+            height, width = self.block
+            grid = scale.reshape(*lead, -(-rows // height), -(-columns // width))
+            return np.repeat(grid, height, axis=-2)[..., :rows, :]
+        if self.scheme == "fp8-tensor" and scale.size > 1:
+            return np.broadcast_to(scale.reshape(*lead, 1, 1), (*lead, rows, 1))
+        return self._by_rows(scale)
+
+    def zeros(self, read: Read) -> Shaped[np.ndarray, "*expert out group"] | None:
+        """Return the codes of zero points; None without zero points, or with other offsets."""
+        if "zero" not in self.parts or self.scheme not in ("int8", "int-packed", "gptq", "awq"):
+            return None
+        stored = read(self.parts["zero"])
+        if self.scheme == "int8":
+            return np.ascontiguousarray(self._by_rows(stored))
+        if self.scheme == "awq":
+            codes = awq_integers(stored)
+        elif self.scheme == "int-packed":
+            codes = packed_integers(np.swapaxes(stored, -1, -2), self.bits, self.shape[-2])
+        else:
+            # The first version subtracts one from each integer of a word, with borrows.
+            increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
+            codes = packed_integers(stored.view(np.uint32) + increments, self.bits, self.shape[0])
+        return np.ascontiguousarray(np.swapaxes(codes, -1, -2))
+
+    def _by_rows(self, stored: Shaped[np.ndarray, "..."]) -> Shaped[np.ndarray, "*expert out group"]:
         lead = self.shape[:-1]
         return np.broadcast_to(stored, (*lead, 1)) if stored.size == 1 else stored.reshape(*lead, -1)
 
@@ -142,20 +171,6 @@ class QuantisedTensor:
             product = _LARGEST * _LARGEST / global_scale if self.divided else global_scale * _LARGEST * _LARGEST
         _finite(name, product, "a global scale that makes weights which are not finite")
         return global_scale.reshape(*self.shape[:-2], 1, 1) if global_scale.size > 1 else global_scale.reshape(())
-
-    def zero_codes(self, read: Read) -> UInt8[np.ndarray, "..."]:
-        """Return zero points of "int-packed", [..., out, group]."""
-        words = np.swapaxes(read(self.parts["zero"]), -1, -2)
-        return np.ascontiguousarray(np.swapaxes(packed_integers(words, self.bits, self.shape[-2]), -1, -2))
-
-    def gptq_zero_codes(self, read: Read) -> UInt8[np.ndarray, "out group"]:
-        """Return the zero points of "gptq", stored in words along the rows.
-
-        The first version subtracts one from each integer of a word, with borrows.
-        """
-        words = read(self.parts["zero"]).view(np.uint32)
-        increments = np.uint32(0xFFFFFFFF // ((1 << self.bits) - 1)) if self.zero_plus_one else np.uint32(0)
-        return packed_integers(words + increments, self.bits, self.shape[0]).T
 
 
 def _finite(name: str, numbers: np.ndarray, fault: str) -> np.ndarray:

@@ -7,7 +7,7 @@ Source: torchao 0.18, `prototype/safetensors/safetensors_support.py`. `X.weight`
 import re
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple
+from typing import Any
 
 from hybridlm.quantised.schemes import QuantisedTensor
 from hybridlm.quantised.shapes import ADVICE, FLOATS, Mismatch, Tensors
@@ -47,16 +47,8 @@ def schemes_of(settings: Mapping[str, Any]) -> frozenset[str] | None:
     return _CONFIGS.get(str(default.get("_type"))) if isinstance(default, dict) else None
 
 
-class TensorMetadata(NamedTuple):
-    """Metadata of a weight; `kind` is its torchao class, undescribed fields are None.
-
-    Attributes:
-        block: sizes of a block with one scale, by dimension.
-    """
-
-    kind: str
-    block: tuple[int, ...] | None
-    shape: tuple[int, ...] | None
+Sizes = tuple[int, ...] | None
+"""Sizes in a weight's metadata; None if not described."""
 
 
 def torchao_tensor(tensors: Tensors, weight: str, metadata: Mapping[str, str]) -> QuantisedTensor:
@@ -68,8 +60,7 @@ def torchao_tensor(tensors: Tensors, weight: str, metadata: Mapping[str, str]) -
     Raises:
         Mismatch: they make none, or an unknown class.
     """
-    description = _description(weight, metadata)
-    kind = description.kind
+    kind, block, shape = _description(weight, metadata)
     if kind in _REFUSED:
         raise Mismatch(f"{weight}: {_REFUSED[kind]} of torchao ({kind}), which is not implemented: {ADVICE}")
     if kind not in _READERS:
@@ -80,38 +71,38 @@ def torchao_tensor(tensors: Tensors, weight: str, metadata: Mapping[str, str]) -
         raise Mismatch(f"{name}: a scale of input columns, which is not implemented: {ADVICE}")
     if "scale" not in tensors.members:
         raise Mismatch(f"{tensors.members['codes']}: expected a scale beside it, found none")
-    return _READERS[kind](tensors, description)
+    return _READERS[kind](tensors, block, shape)
 
 
-def _float8(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
+def _float8(tensors: Tensors, block: Sizes, _: Sizes) -> QuantisedTensor:
     tensors.expect("codes", {"F8_E4M3"})
     tensors.expect("scale", FLOATS)
-    shape, block = tensors.matrix(), description.block
-    _expect_blocks(tensors, description, shape)
+    shape = tensors.matrix()
+    _expect_blocks(tensors, block, shape)
     if block is not None and not (block[-2] in (1, shape[-2]) and block[-1] == shape[-1]):
         tensors = replace(tensors, hints=replace(tensors.hints, block=block[-2:], block_is_said=True))
     return tensors.float8()
 
 
-def _int8(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
+def _int8(tensors: Tensors, block: Sizes, _: Sizes) -> QuantisedTensor:
     tensors.expect("codes", {"I8"})
     tensors.expect("scale", FLOATS)
     shape = tensors.matrix()
-    _expect_blocks(tensors, description, shape)
+    _expect_blocks(tensors, block, shape)
     return tensors.integers("int8", shape, 8)
 
 
-def _int4(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
+def _int4(tensors: Tensors, block: Sizes, described: Sizes) -> QuantisedTensor:
     tensors.expect("codes", {"I8", "U8"})
     *lead, rows, stored = tensors.matrix()
     shape = (*lead, rows, 2 * stored)
-    if description.shape is not None and description.shape != shape:
-        raise Mismatch(f"{tensors.members['codes']}: {list(shape)} codes, its metadata says {list(description.shape)}")
+    if described is not None and described != shape:
+        raise Mismatch(f"{tensors.members['codes']}: {list(shape)} codes, its metadata says {list(described)}")
     groups = tensors.of("scale").shape[-2] if len(tensors.of("scale").shape) == len(shape) else 0
     if not groups or shape[-1] % groups:
         raise Mismatch(f"{tensors.members['scale']}: {groups} groups do not divide {shape[-1]} columns")
-    if description.block is not None and description.block != (*(1 for _ in shape[:-1]), shape[-1] // groups):
-        raise Mismatch(f"{tensors.members['scale']}: {groups} groups, its metadata says {list(description.block)}")
+    if block is not None and block != (*(1 for _ in shape[:-1]), shape[-1] // groups):
+        raise Mismatch(f"{tensors.members['scale']}: {groups} groups, its metadata says {list(block)}")
     if "zero" not in tensors.members:
         raise Mismatch(f"{tensors.members['codes']}: expected _zero_point beside it, found none")
     for role in ("scale", "zero"):
@@ -123,16 +114,18 @@ def _int4(tensors: Tensors, description: TensorMetadata) -> QuantisedTensor:
 _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Tensor": _int8, "Int4Tensor": _int4}
 
 
-def _expect_blocks(tensors: Tensors, description: TensorMetadata, shape: tuple[int, ...]) -> None:
-    if description.block is None:
+def _expect_blocks(tensors: Tensors, block: Sizes, shape: tuple[int, ...]) -> None:
+    """Check the scale's shape; `block` has the sizes of a block with one scale, by dimension."""
+    if block is None:
         return
-    if len(description.block) != len(shape):
-        raise Mismatch(f"{tensors.members['codes']}: {list(shape)} codes, its metadata says {list(description.block)}")
-    blocks = [-(-size // part) for size, part in zip(shape, description.block, strict=True)]
+    if len(block) != len(shape):
+        raise Mismatch(f"{tensors.members['codes']}: {list(shape)} codes, its metadata says {list(block)}")
+    blocks = [-(-size // part) for size, part in zip(shape, block, strict=True)]
     tensors.expect_shape("scale", blocks, *([[], [1]] if set(blocks) == {1} else []))
 
 
-def _description(weight: str, metadata: Mapping[str, str]) -> TensorMetadata:
+def _description(weight: str, metadata: Mapping[str, str]) -> tuple[str, Sizes, Sizes]:
+    """Return a weight's torchao class, the sizes of a block, and its shape."""
     text = metadata.get(weight)
     if text is None:
         raise Mismatch(f"{weight}: tensors of torchao, but the metadata of the file does not describe it")
@@ -145,12 +138,10 @@ def _description(weight: str, metadata: Mapping[str, str]) -> TensorMetadata:
     data = fields.get("_data") if isinstance(fields, dict) else None
     if not isinstance(fields, dict) or not isinstance(data, dict):
         raise Mismatch(f"{weight}: expected metadata with _type and _data, found {text[:120]}")
-    return TensorMetadata(
-        str(fields.get("_type"))[:80], _sizes(weight, data, "block_size"), _sizes(weight, data, "shape")
-    )
+    return str(fields.get("_type"))[:80], _sizes(weight, data, "block_size"), _sizes(weight, data, "shape")
 
 
-def _sizes(weight: str, data: Mapping[str, Any], key: str) -> tuple[int, ...] | None:
+def _sizes(weight: str, data: Mapping[str, Any], key: str) -> Sizes:
     sizes = data.get(key)
     if sizes is None:
         return None

@@ -40,6 +40,10 @@ class Floor:
     moved: int
     flops: int
 
+    def seconds(self, peak: float, bandwidth: float) -> float:
+        """Return the least time; `peak` in operations, `bandwidth` in bytes per second."""
+        return max(self.moved / bandwidth, self.flops / peak)
+
 
 def floor_of(engine: Engine, shape: AnyShape, context: int) -> Floor | None:
     """Return a step's floor; None for moves of rows.
@@ -184,7 +188,9 @@ def step_report(engine: Engine, shape: AnyShape, step: CompiledStep, context: in
     runs = turns * sum(kernel.times for kernel in repeated)
     moved = kernels.moved + turns * sum(kernel.moved for kernel in repeated)
     flops = kernels.flops + turns * sum(kernel.times * kernel.flops for kernel in repeated)
-    floor_seconds = None if floor is None else _least(floor, _peak(kernels, target), target.bandwidth)
+    floor_seconds, peak = None, _peak(kernels, target)
+    if floor is not None and peak is not None and target.bandwidth is not None:
+        floor_seconds = floor.seconds(peak, target.bandwidth)
     data = lanes * (tokens if isinstance(shape, Shape) and shape.step != "verify" else 1)
     return StepReport(
         str(shape), lanes, tokens, None, step.certificate, kernels.count, runs, turns, moved, flops,
@@ -192,12 +198,6 @@ def step_report(engine: Engine, shape: AnyShape, step: CompiledStep, context: in
         moved / target.bandwidth if target.bandwidth else None, data / floor_seconds if floor_seconds else None,
         kernels.largest(MAX_LARGEST), uncounted, step.kernel_resources,
     )  # fmt: skip
-
-
-def _least(floor: Floor, peak: float | None, bandwidth: int | None) -> float | None:
-    if bandwidth is None or peak is None:
-        return None
-    return max(floor.moved / bandwidth, floor.flops / peak)
 
 
 def _peak(kernels: Kernels, target: Target) -> float | None:

@@ -7,6 +7,7 @@ from hybridlm.checkpoint.adapters.adapter import (
     BoundAdapter,
     adapter_folder,
     base_of,
+    build_merged,
     has_adapter,
     open_adapter,
     own_adapter,

@@ -8,15 +8,17 @@ import hashlib
 import json
 import os
 import re
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import jax
 import numpy as np
 
-from hybridlm.checkpoint.cast import finite_tensor, require_finite_tensor
+from hybridlm.checkpoint.cast import aligned_empty, converted, finite_tensor, require_finite_tensor
 from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
+from hybridlm.checkpoint.shards import Shards, build_together
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, is_positive, read_object
 from models import Weight
@@ -152,6 +154,36 @@ def _place(
             if piece.name == name:
                 place, values = part[(*piece.place, ...)], source.take(tensor, piece.taken)
                 place[...] = place + values if add else values
+
+
+def build_merged(
+    shards: Shards,
+    weight: Weight,
+    kind: np.dtype,
+    adapters: Sequence[BoundAdapter],
+    path: Path,
+    names: Iterable[str],
+    fill: Callable[[ArraySlice, np.ndarray], None],
+) -> jax.Array:
+    """Build a parameter on its devices, with merged adapters.
+
+    Args:
+        path, names: of the checkpoint and the parameter's tensors, for errors.
+        fill: write a window of the parameter into an array; in float32 for adapters.
+    """
+
+    def host(starts: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        # A view would change with the file.
+        result = aligned_empty(shards.local_shape, np.dtype(np.float32) if adapters else kind)
+        pieces = list(shards.windows(starts[""]))
+        for window, target in pieces:
+            # The ellipsis makes the index of a scalar a view.
+            fill(window, result[(*target, ...)])
+        for adapter in adapters:
+            adapter.merge(weight, pieces, result)
+        return {"": converted(result, kind, path, names) if adapters else result}
+
+    return jax.block_until_ready(build_together({"": shards}, host)[""])
 
 
 def has_adapter(directory: Path) -> bool:

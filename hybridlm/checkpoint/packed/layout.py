@@ -101,11 +101,9 @@ def packed_layout(
         if group < MIN_GROUP or (form.kind in TWO_IN_A_BYTE and group % 2):
             return None
     groups = form.inputs // group
-    in_a_byte = 2 if form.kind in TWO_IN_A_BYTE else 1
     # Role -> entries of a parameter's row for each entry of the array; a row has one second scale.
-    steps = {"codes": in_a_byte, "scale": group}
-    steps |= {} if form.zero is None else {"zero": group}
-    shards = {role: _narrowed(plain, rows, across, step) for role, step in steps.items()}
+    steps = {"codes": 2 if form.kind in TWO_IN_A_BYTE else 1, "scale": group, "zero": group}
+    shards = {role: _narrowed(plain, rows, across, steps[role]) for role in form.roles if role != "whole"}
     if form.has_matrix_scale:
         sharding = plain.sharding and NamedSharding(plain.sharding.mesh, PartitionSpec(*plain.sharding.spec[:last]))
         shards["whole"] = Shards((*plain.shape[:-1], 1), rows, sharding)

@@ -22,7 +22,7 @@ from hybridlm.checkpoint.cast import DTYPES
 from hybridlm.checkpoint.directory import read_config
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object
-from hybridlm.quantised.packed import codes_dtype
+from hybridlm.quantised.packed import PackedForm, codes_dtype
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 
 INDEX, WEIGHTS = "hybridlm.json", "weights"
@@ -56,24 +56,11 @@ KINDS: tuple[Codes, ...] = ("e4m3", "e2m1", "int8", "int4")
 
 
 @dataclass(frozen=True)
-class PackedParameter:
-    """A quantised parameter of a saved model.
-
-    Attributes:
-        parts: names of the saved arrays by role.
-    """
-
-    kind: Codes
-    inputs: int
-    parts: Mapping[str, str]
-
-
-@dataclass(frozen=True)
 class SavedDirectory:
     """An opened checkpoint of `LM.save`, without its parameters.
 
     Attributes:
-        parameters: by dotted name; a quantised parameter has several.
+        parameters: by dotted name; a quantised parameter has one for each role, NAME.ROLE.
     """
 
     path: Path
@@ -82,14 +69,14 @@ class SavedDirectory:
     dtype: str
     fingerprint: str
     parameters: Mapping[str, SavedParameter]
-    packed: Mapping[str, PackedParameter] = field(default_factory=dict)
+    packed: Mapping[str, PackedForm] = field(default_factory=dict)
 
     @property
     def shapes(self) -> dict[str, tuple[int, ...]]:
-        parts = {part for packed in self.packed.values() for part in packed.parts.values()}
+        parts = {f"{name}.{role}" for name, form in self.packed.items() for role in form.roles}
         shapes = {name: parameter.shape for name, parameter in self.parameters.items() if name not in parts}
-        for name, packed in self.packed.items():
-            shapes[name] = (*self.parameters[packed.parts["codes"]].shape[:-1], packed.inputs)
+        for name, form in self.packed.items():
+            shapes[name] = (*self.parameters[f"{name}.codes"].shape[:-1], form.inputs)
         return shapes
 
 
@@ -166,12 +153,11 @@ def _parameter(fields: Mapping[str, Any]) -> SavedParameter:
     return SavedParameter(_ARRAYS[fields["dtype"]], shape, tiles)
 
 
-def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, SavedParameter]) -> PackedParameter:
-    parts = {role: f"{name}.{role}" for role in ROLES if f"{name}.{role}" in parameters}
+def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, SavedParameter]) -> PackedForm:
     kind, inputs = fields["kind"], fields["inputs"]
     if kind not in KINDS or type(inputs) is not int or name in parameters:
         raise ValueError(f"{name}: {kind!r} of {inputs!r} entries")
-    arrays = {role: parameters[part] for role, part in parts.items()}
+    arrays = {role: parameters[f"{name}.{role}"] for role in ROLES if f"{name}.{role}" in parameters}
     *lead, groups = arrays["scale"].shape
     stored = inputs // 2 if kind in TWO_IN_A_BYTE else inputs
     codes = codes_dtype(kind)
@@ -182,7 +168,8 @@ def _packed(name: str, fields: Mapping[str, Any], parameters: Mapping[str, Saved
             raise ValueError(f"{name}.{role}: {array.dtype} {array.shape}, expected {shapes[role]} of {kind}")
     if "codes" not in arrays or groups < 1 or inputs % groups or (kind in TWO_IN_A_BYTE and inputs % 2):
         raise ValueError(f"{name}: {groups} groups of {inputs} entries")
-    return PackedParameter(kind, inputs, parts)
+    zero = arrays["zero"].dtype.name if "zero" in arrays else None
+    return PackedForm(kind, inputs, groups, arrays["scale"].dtype.name, "whole" in arrays, zero)
 
 
 def _small_fault(directory: Path, name: str, expected: str) -> str | None:

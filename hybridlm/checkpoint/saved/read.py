@@ -2,15 +2,14 @@
 
 import math
 from collections import Counter
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import jax
 import numpy as np
 
-from hybridlm.checkpoint.adapters import BoundAdapter
-from hybridlm.checkpoint.cast import aligned_empty, convert, converted
+from hybridlm.checkpoint.adapters import BoundAdapter, build_merged
+from hybridlm.checkpoint.cast import aligned_empty, convert
 from hybridlm.checkpoint.packed.layout import PackedLayout, Rows, packed_layout
 from hybridlm.checkpoint.saved.index import AGAIN, SavedDirectory, Tile, checksum
 from hybridlm.checkpoint.shards import ParameterPath, Shards, dotted
@@ -36,44 +35,27 @@ def read_saved(
         The parameter, its stored dtype or kind of codes if converted, and no sentences.
     """
     name = dotted(weight.path)
-    parts = saved.packed[name].parts if name in saved.packed else {"": name}
+    stored = saved.packed.get(name)
+    parts = {"": name} if stored is None else {role: f"{name}.{role}" for role in stored.roles}
     readings = {role: _Reading(saved, part) for role, part in parts.items()}
     if layout is not None:
         array, converted_from = layout.build(partial(_rows, readings)), []
+    elif stored is None:
+        dtype = readings[""].parameter.dtype
+        array = build_merged(shards, weight, kind, adapters, saved.path, [name], readings[""].fill)
+        converted_from = [] if dtype == kind else [dtype.name]
     else:
-        if name in saved.packed:
-            read, converted_from = _dequantised(saved, name, readings), [saved.packed[name].kind]
-        else:
-            stored = saved.parameters[name].dtype
-            read, converted_from = readings[""].part, [] if stored == kind else [stored.name]
+        whole = packed_layout(stored, Shards(saved.shapes[name]))
+        assert whole is not None
+        numbers, converted_from = np.asarray(whole.build(partial(_rows, readings)).numbers()), [stored.kind]
 
-        def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-            pieces = list(windows)
-            result = read(pieces, shape, np.dtype(np.float32) if adapters else kind)
-            for adapter in adapters:
-                adapter.merge(weight, pieces, result)
-            return converted(result, kind, saved.path, [name]) if adapters else result
+        def fill(window: ArraySlice, result: np.ndarray) -> None:
+            convert(numbers[(*window, ...)], result, saved.path, [name])
 
-        array = jax.block_until_ready(shards.build(part))
+        array = build_merged(shards, weight, kind, adapters, saved.path, [name], fill)
     for reading in readings.values():
         reading.verify()
     return array, converted_from, ()
-
-
-def _dequantised(
-    saved: SavedDirectory, name: str, readings: "Mapping[str, _Reading]"
-) -> Callable[[Iterable[tuple[ArraySlice, ArraySlice]], tuple[int, ...], np.dtype], np.ndarray]:
-    layout = packed_layout(saved_form(saved, name), Shards(saved.shapes[name]))
-    assert layout is not None
-    numbers = np.asarray(layout.build(partial(_rows, readings)).numbers())
-
-    def part(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype) -> np.ndarray:
-        result = aligned_empty(shape, kind)
-        for source, target in windows:
-            convert(numbers[(*source, ...)], result[(*target, ...)], saved.path, [name])
-        return result
-
-    return part
 
 
 def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Rows]:
@@ -81,11 +63,9 @@ def _rows(readings: "Mapping[str, _Reading]", window: ArraySlice) -> Iterator[Ro
     arrays = {}
     for role, reading in readings.items():
         *sizes, columns = reading.parameter.shape
-        rows = tuple(slice(*place.indices(size)) for place, size in zip(window, sizes, strict=False))
-        source = (*rows, slice(0, columns))
-        shape = tuple(place.stop - place.start for place in source)
-        target = tuple(slice(0, size) for size in shape)
-        arrays[role] = reading.part([(source, target)], shape, reading.parameter.dtype)
+        rows = [place.indices(size)[:2] for place, size in zip(window, sizes, strict=False)]
+        arrays[role] = aligned_empty((*(stop - start for start, stop in rows), columns), reading.parameter.dtype)
+        reading.fill((*(slice(*row) for row in rows), slice(0, columns)), arrays[role])
     yield (slice(None),) * len(window), arrays
 
 
@@ -93,17 +73,10 @@ def saved_forms(
     saved: SavedDirectory, weights: Iterable[Weight], adapters: Sequence[BoundAdapter]
 ) -> dict[ParameterPath, PackedForm]:
     return {
-        weight.path: saved_form(saved, dotted(weight.path))
+        weight.path: saved.packed[dotted(weight.path)]
         for weight in weights
         if dotted(weight.path) in saved.packed and not any(adapter.touches(weight) for adapter in adapters)
     }
-
-
-def saved_form(saved: SavedDirectory, name: str) -> PackedForm:
-    packed = saved.packed[name]
-    scale = saved.parameters[packed.parts["scale"]]
-    zero = saved.parameters[packed.parts["zero"]].dtype.name if "zero" in packed.parts else None
-    return PackedForm(packed.kind, packed.inputs, scale.shape[-1], scale.dtype.name, "whole" in packed.parts, zero)
 
 
 def require_parameters(saved: SavedDirectory, family: Family, weights: Iterable[Weight]) -> None:
@@ -144,22 +117,11 @@ class _Reading:
         self._read = Counter[Tile]()
         self._verified: set[Tile] = set()
 
-    def part(
-        self, windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...], kind: np.dtype
-    ) -> np.ndarray:
-        """Return an array of pieces of the parameter.
-
-        Args:
-            windows: place in the parameter and in the result, by piece.
-        """
-        stored = self.parameter.dtype
-        result = aligned_empty(shape, stored)
-        for source, target in windows:
-            begin = [part.indices(size)[0] for part, size in zip(source, self.parameter.shape, strict=True)]
-            piece = result[(*target, ...)]
-            for tile in self.parameter.tiles:
-                self._copy(tile, begin, piece)
-        return result if kind == stored else converted(result, kind, self._saved.path, [self._name])
+    def fill(self, window: ArraySlice, result: np.ndarray) -> None:
+        """Write a window of the parameter into an array, converted to its dtype."""
+        begin = [part.indices(size)[0] for part, size in zip(window, self.parameter.shape, strict=True)]
+        for tile in self.parameter.tiles:
+            self._copy(tile, begin, result)
 
     def _copy(self, tile: Tile, begin: list[int], piece: np.ndarray) -> None:
         low = [max(a, b) for a, b in zip(tile.start, begin, strict=True)]
@@ -167,13 +129,13 @@ class _Reading:
         high = [min(pair) for pair in ends]
         if any(a >= b for a, b in zip(low, high, strict=True)):
             return
-        target = piece[tuple(slice(a - b, c - b) for a, b, c in zip(low, begin, high, strict=True))]
+        target = piece[(*(slice(a - b, c - b) for a, b, c in zip(low, begin, high, strict=True)), ...)]
         self._read[tile] += target.size
-        if target.shape == tile.shape and target.flags.c_contiguous:
+        if target.shape == tile.shape and target.flags.c_contiguous and target.dtype == self.parameter.dtype:
             self._fill(tile, target)
         else:
             window = tuple(slice(a - b, c - b) for a, b, c in zip(low, tile.start, high, strict=True))
-            target[...] = self._mapped(tile)[window]
+            convert(self._mapped(tile)[window], target, self._saved.path, [self._name])
 
     def _fill(self, tile: Tile, target: np.ndarray) -> None:
         rest = target.reshape(-1).view(np.uint8).data

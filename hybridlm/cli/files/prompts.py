@@ -2,9 +2,8 @@
 
 import sys
 from collections.abc import Iterable
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import typer
 
@@ -20,31 +19,19 @@ NamedPrompt = tuple[Id, str | list[Any]]
 """Id in the output, and text or token ids."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class Source:
-    """Prompts of the command."""
-
-    prompts: Annotated[
-        list[str] | None, typer.Argument(metavar="PROMPT", help="Default: the lines of --file or of standard input.")
-    ] = None
-    file: Annotated[
-        Path | None,
-        typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
-    ] = None
-
-    def read(self) -> list[NamedPrompt]:
-        """Return the prompts; errors name all bad lines."""
-        if self.prompts and self.file is not None:
-            raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
-        if self.prompts:
-            return [(None, prompt) for prompt in self.prompts]
-        if self.file is not None:
-            with self.file.open("rb") as lines:
-                return _read_lines(lines, str(self.file), self.file.suffix.lower() == ".jsonl")
-        if sys.stdin.isatty():
-            hint = "give prompts as arguments, with --file or on standard input"
-            raise typer.BadParameter(hint, param_hint="PROMPT")
-        return _read_lines(sys.stdin.buffer, "standard input", False)
+def read_prompts(prompts: list[str] | None, file: Path | None) -> list[NamedPrompt]:
+    """Return prompts of the command line, a file or standard input; errors name all bad lines."""
+    if prompts and file is not None:
+        raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
+    if prompts:
+        return [(None, prompt) for prompt in prompts]
+    if file is not None:
+        with file.open("rb") as lines:
+            return _read_lines(lines, str(file), file.suffix.lower() == ".jsonl")
+    if sys.stdin.isatty():
+        hint = "give prompts as arguments, with --file or on standard input"
+        raise typer.BadParameter(hint, param_hint="PROMPT")
+    return _read_lines(sys.stdin.buffer, "standard input", False)
 
 
 def _read_lines(source: Iterable[bytes], name: str, jsonl: bool) -> list[NamedPrompt]:

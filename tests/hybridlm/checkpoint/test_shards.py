@@ -1,5 +1,7 @@
 """Parameters over a mesh: every device has its pieces, made once and read in place."""
 
+from collections.abc import Mapping
+
 import jax
 import numpy as np
 import pytest
@@ -9,6 +11,7 @@ from shares import spread
 
 import hybridlm
 from hybridlm.checkpoint import Shards
+from hybridlm.checkpoint.shards import build_together
 from models import Devices, ShardedDim
 from models.sharding.sharded_dim import Segment
 
@@ -33,13 +36,13 @@ def test_each_device_has_its_part(case: str) -> None:
     full = np.arange(np.prod(shape, dtype=int), dtype=np.float32).reshape(shape)
     results: list[np.ndarray] = []
 
-    def host(windows, shape: tuple[int, ...]) -> np.ndarray:
-        results.append(np.full(shape, -1, np.float32))
-        for source, target in windows:
+    def host(starts: Mapping[str, tuple[int, ...]]) -> dict[str, np.ndarray]:
+        results.append(np.full(shards.local_shape, -1, np.float32))
+        for source, target in shards.windows(starts["w"]):
             results[-1][(*target, ...)] = full[(*source, ...)]
-        return results[-1]
+        return {"w": results[-1]}
 
-    array = shards.build(host)
+    array = build_together({"w": shards}, host)["w"]
     np.testing.assert_array_equal(array, spread(full, cuts, Devices(2, 2)))
     assert array.shape == shards.global_shape and array.sharding == shards.sharding
     assert {shard.data.shape for shard in array.addressable_shards} == {shards.local_shape}
@@ -49,6 +52,8 @@ def test_each_device_has_its_part(case: str) -> None:
 
 def test_without_a_mesh_all_is_whole() -> None:
     full = np.arange(6, dtype=np.float32).reshape(2, 3)
-    array = Shards((2, 3)).build(lambda windows, shape: np.concatenate([full[source] for source, _ in windows]))
+    shards = Shards((2, 3))
+    ((source, _),) = shards.windows((0, 0))
+    array = build_together({"w": shards}, lambda starts: {"w": full[source]})["w"]
     np.testing.assert_array_equal(array, full)
     assert isinstance(array.sharding, jax.sharding.SingleDeviceSharding)

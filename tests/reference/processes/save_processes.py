@@ -5,19 +5,20 @@ python save_processes.py PORT COUNT NUMBER FOLDER
 
 import pathlib
 import sys
-from collections.abc import Iterable
+from collections.abc import Callable
 
 import jax
 import numpy as np
 from jax.sharding import NamedSharding, PartitionSpec
 
+from hybridlm.checkpoint.adapters import build_merged
 from hybridlm.checkpoint.saved.index import open_saved
 from hybridlm.checkpoint.saved.pieces import saved_pieces
 from hybridlm.checkpoint.saved.read import _Reading
 from hybridlm.checkpoint.saved.write import save_checkpoint
 from hybridlm.checkpoint.shards import Shards
 from models import Segment, ShardedDim
-from models.weights.sources import ArraySlice
+from models.weights.sources import ArraySlice, tensor
 
 PARTS = (Segment(16, 8), Segment(8, 2, replicable=True), Segment(4, 1, replicable=True))
 CUT = ShardedDim(0, "model", PARTS)
@@ -28,16 +29,14 @@ def laid(mesh: jax.sharding.Mesh) -> Shards:
     return Shards(WHOLE.shape, (CUT,), NamedSharding(mesh, PartitionSpec("model")))
 
 
+def built(shards: Shards, fill: Callable[[ArraySlice, np.ndarray], None]) -> jax.Array:
+    weight = tensor(("whole",), "whole", WHOLE.shape)
+    return build_merged(shards, weight, WHOLE.dtype, (), pathlib.Path(), ["whole"], fill)
+
+
 def of_device(shards: Shards) -> jax.Array:
     """Build the parameter over a mesh from values known to each process."""
-
-    def host(windows: Iterable[tuple[ArraySlice, ArraySlice]], shape: tuple[int, ...]) -> np.ndarray:
-        result = np.empty(shape, np.float32)
-        for source, target in windows:
-            result[target] = WHOLE[source]
-        return result
-
-    return shards.build(host)
+    return built(shards, lambda window, result: np.copyto(result, WHOLE[window]))
 
 
 def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
@@ -51,7 +50,7 @@ def main(port: int, count: int, number: int, folder: pathlib.Path) -> None:
     other = laid(jax.sharding.Mesh(devices.reshape(2, -1), ("data", "model")))
     saved = open_saved(folder / "saved")
     reading = _Reading(saved, "whole")
-    actual = other.build(lambda windows, shape: reading.part(windows, shape, np.dtype(np.float32)))
+    actual = built(other, reading.fill)
     for item, expected in zip(actual.addressable_shards, of_device(other).addressable_shards, strict=True):
         assert np.array_equal(item.data, expected.data), item.index
     output = {shard.index[0].start or 0 for shard in actual.addressable_shards}

@@ -5,13 +5,13 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
+from models.layers.initial import OneKey
 from models.state.state import state_size
 from models.weights.sources import Weight
 
@@ -21,13 +21,6 @@ MAX_MTP_LAYERS = 8
 
 def _no_constants(_config: Any) -> Mapping[str, np.ndarray]:
     return {}
-
-
-class _OneKey(nnx.Rngs):
-    """A single key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
-
-    def params(self) -> jax.Array:
-        return jax.random.key(0)
 
 
 @dataclass(frozen=True)
@@ -78,11 +71,11 @@ class Family:
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        return nnx.eval_shape(lambda: self.build(config, _OneKey()))
+        return nnx.eval_shape(lambda: self.build(config, OneKey()))
 
     def state_formulas(self) -> list[str]:
         """Return the bytes of each state array by dimension names, caches in bfloat16."""
-        layers = nnx.eval_shape(lambda: [mixer.build(1, _OneKey()) for mixer in self.mixers])
+        layers = nnx.eval_shape(lambda: [mixer.build(1, OneKey()) for mixer in self.mixers])
         *lines, _ = state_size(layers, jnp.bfloat16).lines
         return [
             line.removeprefix("1 x ").partition(" = ")[0] + (" per token" if line.endswith("per token") else "")

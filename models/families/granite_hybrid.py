@@ -5,9 +5,8 @@ Published files and files of transformers have one tensor for all experts.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from models.config.fields import read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
@@ -22,8 +21,8 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights
-from models.weights.sources import Weight, rows, tensor
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
+from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 2_048
 
@@ -90,42 +89,35 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return dataclasses.replace(decoder, **multipliers)
 
 
-def _shared(width: int, hidden: int, path: Path, name: str) -> list[Weight]:
-    """Describe an MLP with gate and up rows in one tensor."""
-    fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
-    gate, up = np.split(np.arange(2 * width), 2)
-    return [
-        Weight((*path, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
-        Weight((*path, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
-        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
-    ]
+def _halves(name: str, width: int, hidden: int, module: str = "") -> dict[str, list[WeightSource]]:
+    """Return the sources of an MLP's gate and up matrices, halves of one tensor."""
+    sizes = {f"{module}gate_proj": width, f"{module}up_proj": width}
+    return split_rows(f"{name}.input_linear.weight", sizes, hidden)
 
 
-def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    count = c.router.experts
-    return [
-        tensor((*path, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
-        tensor((*path, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
-        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
-    ]
+def _mlp(c: MlpConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    names, sources = {"down_proj": "shared_mlp.output_linear"}, _halves(f"{layer}.shared_mlp", c.width, hidden)
+    return branch_weights(c, hidden, path, layer, names, sources=sources)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, path, f"{layer}.mamba")
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MlpConfig):
-        return _shared(c.width, hidden, path, f"{layer}.shared_mlp")
-    assert isinstance(c, MoeConfig)
-    shared = _shared(c.shared_width, hidden, (*path, "shared_expert"), f"{layer}.shared_mlp")
-    return _experts(c, hidden, path, f"{layer}.block_sparse_moe") + shared
+def _experts(c: MoeConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    names = {
+        "router": "block_sparse_moe.router.layer",
+        "gate_up_proj": "block_sparse_moe.input_linear",
+        "down_proj": "block_sparse_moe.output_linear",
+        "shared_expert.down_proj": "shared_mlp.output_linear",
+    }
+    shared = _halves(f"{layer}.shared_mlp", c.shared_width, hidden, "shared_expert.")
+    return branch_weights(c, hidden, path, layer, names, sources=shared)
 
 
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(config, _describe)
-
-
+LAYERS = by_kind(
+    {
+        Mamba2Config: ("mamba", mamba2_weights),
+        MlpConfig: ("", _mlp),
+        MoeConfig: ("", _experts),
+    }
+)
 # transformers has a separate module for the tensors of the experts.
 MODULES = (
     (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
@@ -134,6 +126,6 @@ MODULES = (
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
 GRANITE_HYBRID = Family(
-    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, modules=MODULES,
+    "granitemoehybrid", ("granitemoehybrid",), read_config, partial(decoder_weights, describe=LAYERS), modules=MODULES,
     architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
 )  # fmt: skip

@@ -1,11 +1,12 @@
 """Jamba: Mamba (S6) layers with inner norms, attention layers without positions, MLP or MoE."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from models.config.fields import read_decoder_config, read_heads, spelled
 from models.config.reader import ConfigReader
-from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.decoder.decoder import DecoderConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.mamba.mamba import mamba1_weights, read_rank
@@ -15,8 +16,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.samples import ATTENTION, MAMBA1_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
-from models.weights.sources import Weight
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 262_144
 # Training, kernels, and outputs other than logits.
@@ -66,22 +66,18 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, Mamba1Config):
-        return mamba1_weights(c, hidden, path, f"{layer}.mamba")
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward")
-    assert isinstance(c, MoeConfig)
-    return moe_weights(c, hidden, path, f"{layer}.feed_forward", router="router")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    norms = "input_layernorm", "pre_ff_layernorm"
-    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
-
-
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            Mamba1Config: ("mamba", mamba1_weights),
+            MlpConfig: ("feed_forward", branch_weights),
+            MoeConfig: ("feed_forward", partial(moe_weights, router="router")),
+        }
+    ),
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    final_norm="model.final_layernorm.weight",
+)
 JAMBA = Family(
     "jamba",
     ("jamba",),

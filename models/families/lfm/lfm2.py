@@ -1,6 +1,7 @@
 """LFM2 and LFM2-MoE: gated short convolutions, some attention layers (GQA), MLP or sigmoid-routed MoE."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
@@ -16,8 +17,7 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.samples import ATTENTION as ATTENTION_MIXER
 from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 128_000
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
@@ -93,27 +93,19 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def conv_weights(c: GatedShortConvConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a gated short convolution; arguments as for `attention_weights`."""
-    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
-    return [tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
-
-
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn", ATTENTION)
-    if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward", MLP)
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.feed_forward", MLP, bias="expert_bias")
-    assert isinstance(c, GatedShortConvConfig)
-    return conv_weights(c, hidden, path, f"{layer}.conv")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(
-        config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
-    )
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            AttentionConfig: ("self_attn", partial(branch_weights, names=ATTENTION)),
+            MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+            MoeConfig: ("feed_forward", partial(moe_weights, names=MLP, bias="expert_bias")),
+            GatedShortConvConfig: ("conv", branch_weights),
+        }
+    ),
+    norms=("operator_norm", "ffn_norm"),
+    final_norm="model.embedding_norm.weight",
+)
 
 
 def _family(name: str, *architectures: str) -> Family:

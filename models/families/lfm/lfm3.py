@@ -2,22 +2,23 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
-from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
+from models.decoder.decoder import DecoderConfig, PostNorm
 from models.families.architectures import text_classes
 from models.families.family import Family
-from models.families.lfm.lfm2 import MLP, conv_weights
+from models.families.lfm.lfm2 import MLP
 from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.samples import ATTENTION as ATTENTION_MIXER
 from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, norm_weight
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, norm_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 128_000
@@ -68,14 +69,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    inner = c.inner if isinstance(c, PostNorm) else c
-    if isinstance(inner, AttentionConfig):
-        return attention_weights(inner, hidden, path, f"{layer}.self_attn", {"gate": "gate_proj"})
-    if isinstance(inner, MlpConfig):
-        return mlp_weights(inner.width, hidden, path, f"{layer}.feed_forward", MLP)
-    assert isinstance(inner, GatedShortConvConfig)
-    return conv_weights(inner, hidden, path, f"{layer}.conv")
+_describe = by_kind(
+    {
+        AttentionConfig: ("self_attn", partial(branch_weights, names={"gate": "gate_proj"})),
+        MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+        GatedShortConvConfig: ("conv", branch_weights),
+    }
+)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:

@@ -21,7 +21,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.samples import ATTENTION, LIGHTNING_ATTENTION
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
+from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight, rows
 
 DEFAULT_POSITIONS = 131_072
@@ -31,7 +31,6 @@ ORIGINAL = ("minimax_text_01", "minimax_m1")
 # Block sizes of kernels, training, and the mode of absent shared experts.
 UNUSED = "block_size block router_jitter_noise shared_moe_mode".split()
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-LIGHTNING = {"gate": "output_gate", "norm": "norm", "out_proj": "out_proj"}
 
 
 def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
@@ -98,26 +97,22 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, NormedResidual):
-        return _describe(layers, c.inner, hidden, path, layer)
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT)
-    assert isinstance(c, LightningAttentionConfig)
-    name, number = f"{layer}.self_attn", int(path[1])
+def _lightning(layers: int, c: LightningAttentionConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     # The file has the rows [q | k | v] of each head.
     by_part = np.arange(3 * c.width).reshape((c.heads, 3, c.head_size)).swapaxes(0, 1).reshape(-1)
     inputs = rows(f"{name}.qkv_proj.weight", (3 * c.width, hidden), by_part)
-    rates = slopes(c.heads) * (1 - number / (layers - 1 + 1e-5) + 1e-5)
-    names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}
-    return lightning_weights(c, hidden, path, names, inputs, rates)
+    rates = slopes(c.heads) * (1 - int(path[1]) / (layers - 1 + 1e-5) + 1e-5)
+    names = {"gate": "output_gate", "norm": "norm"}
+    return lightning_weights(c, hidden, path, name, names=names, inputs=inputs, rates=rates)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter with the published tensor names."""
-    return decoder_weights(config, partial(_describe, config.num_layers))
+    parts = {
+        LightningAttentionConfig: ("self_attn", partial(_lightning, config.num_layers)),
+        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=EXPERT)),
+    }
+    return decoder_weights(config, by_kind(parts))
 
 
 MINIMAX = Family(

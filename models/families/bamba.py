@@ -10,8 +10,7 @@ from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import DecoderConfig
 from models.decoder.parallel import ParallelConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
@@ -113,8 +112,5 @@ weights = partial(
     norms=("input_layernorm", "pre_ff_layernorm"),
     final_norm="model.final_layernorm.weight",
 )
-MIXERS = MAMBA2_MIXER, ATTENTION
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, architectures=text_classes("Bamba"), mixers=MIXERS)
-FALCON_H1 = Family(
-    "falcon_h1", ("falcon_h1",), read_falcon, weights, architectures=text_classes("FalconH1"), mixers=MIXERS
-)
+BAMBA = text_family("bamba", "Bamba", read_bamba, weights, MAMBA2_MIXER, ATTENTION)
+FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, MAMBA2_MIXER, ATTENTION)

@@ -11,6 +11,7 @@ from flax import nnx
 
 from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
+from models.families.architectures import text_classes
 from models.layers.initial import OneKey
 from models.state.state import state_size
 from models.weights.sources import Weight
@@ -67,6 +68,12 @@ class Family:
         numbers = "|".join(str(layers + i) for i in range(min(count, MAX_MTP_LAYERS)))
         return replace(self, skipped=(*self.skipped, rf"{re.escape(self.root)}layers\.({numbers})\..*"))
 
+    def with_mtp(
+        self, read_head: Callable[[Mapping[str, Any]], DecoderConfig], skipped: tuple[str, ...] = ()
+    ) -> "Family":
+        """Return the family with an MTP head for `with_head`, which skips `skipped`."""
+        return replace(self, with_head=replace(self, read_config=read_head, skipped=skipped, mtp_counts=()))
+
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
@@ -103,3 +110,15 @@ class Family:
     def skips(self, name: str) -> bool:
         """Return whether a tensor is skipped."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)
+
+
+def text_family(
+    name: str,
+    stem: str,
+    read_config: Callable[[Mapping[str, Any]], DecoderConfig],
+    weights: Callable[[DecoderConfig], list[Weight]],
+    *mixers: BranchConfig,
+    **options: Any,
+) -> Family:
+    """Return a family of one `model_type`, with the causal classes of `stem`; other arguments as for `Family`."""
+    return Family(name, (name,), read_config, weights, architectures=text_classes(stem), mixers=mixers, **options)

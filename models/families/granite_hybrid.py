@@ -12,8 +12,7 @@ from models.config.fields import read_decoder_config, read_heads, read_kinds, sp
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -30,9 +29,7 @@ DEFAULT_POSITIONS = 2_048
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
     """Read `layer_types` in either spelling; without it every layer is Mamba2."""
     name = spelled(reader, "layers_block_type", "layer_types")
-    if reader.get(name) is None:
-        return ["linear_attention"] * layers
-    return read_kinds(reader, name, ["linear_attention", "full_attention"], layers)
+    return read_kinds(reader, name, ["linear_attention", "full_attention"], layers, ["linear_attention"] * layers)
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
@@ -125,7 +122,7 @@ MODULES = (
     (r"\.block_sparse_moe\.experts\.weight$", ".block_sparse_moe.weight"),
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
-GRANITE_HYBRID = Family(
-    "granitemoehybrid", ("granitemoehybrid",), read_config, partial(decoder_weights, describe=LAYERS), modules=MODULES,
-    architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
-)  # fmt: skip
+weights = partial(decoder_weights, describe=LAYERS)
+GRANITE_HYBRID = text_family(
+    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, MAMBA2_MIXER, ATTENTION, modules=MODULES
+)

@@ -4,11 +4,10 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads, spelled
+from models.config.fields import read_decoder_config, read_experts, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba import mamba1_weights, read_rank
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -47,10 +46,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     heads, kv_heads, head_dim = read_heads(reader, 8)
     attention = AttentionConfig(heads, kv_heads, head_dim)
     width = reader.integer("intermediate_size")
-    experts = reader.integer(spelled(reader, "num_experts", "num_local_experts"), 16)
-    per_token = reader.integer("num_experts_per_tok", 2)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
+    experts, per_token = read_experts(reader, "num_experts", "num_local_experts", experts=16, per_token=2)
     mlp, moe = MlpConfig(width), MoeConfig(RouterConfig(experts, per_token), width)
     every, first = _periodic(reader, "attn", 8, 4)
     every_moe, first_moe = _periodic(reader, "expert", 2, 1)
@@ -78,11 +74,4 @@ weights = partial(
     norms=("input_layernorm", "pre_ff_layernorm"),
     final_norm="model.final_layernorm.weight",
 )
-JAMBA = Family(
-    "jamba",
-    ("jamba",),
-    read_config,
-    weights,
-    architectures=text_classes("Jamba"),
-    mixers=(MAMBA1_MIXER, ATTENTION),
-)
+JAMBA = text_family("jamba", "Jamba", read_config, weights, MAMBA1_MIXER, ATTENTION)

@@ -12,8 +12,7 @@ from models.config.fields import paired, read_decoder_config, read_heads, read_k
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.qwen import EXPERTS, read_delta_net, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
@@ -37,9 +36,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
     delta_net = read_delta_net(reader, eps, 8, 16, 128)
-    kinds = [PATTERN[i % len(PATTERN)] for i in range(layers)]
-    if "layer_types" in reader:
-        kinds = read_kinds(reader, "layer_types", KINDS, layers)
+    kinds = read_kinds(reader, "layer_types", KINDS, layers, [PATTERN[i % len(PATTERN)] for i in range(layers)])
     moe = replace(read_moe(reader, reader.flag("norm_topk_prob", True)), shared_gate=False)
     reader.fixed({"hidden_act": "silu", "attention_bias": False})
     return read_decoder_config(
@@ -66,11 +63,7 @@ def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> li
     return branch_weights(c, hidden, path, name, {"norm": ("out_norm", "norm")}, sources=sources)
 
 
-LARA_MINI = Family(
-    "lara_mini",
-    ("lara_mini",),
-    read_config,
-    partial(decoder_weights, describe=by_kind({MoeConfig: EXPERTS, GatedDeltaNetConfig: ("linear_attn", _delta_net)})),
-    architectures=text_classes("LaraMini"),
-    mixers=(GATED_DELTA_NET, ATTENTION),
+weights = partial(
+    decoder_weights, describe=by_kind({MoeConfig: EXPERTS, GatedDeltaNetConfig: ("linear_attn", _delta_net)})
 )
+LARA_MINI = text_family("lara_mini", "LaraMini", read_config, weights, GATED_DELTA_NET, ATTENTION)

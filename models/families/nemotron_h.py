@@ -15,8 +15,7 @@ from typing import Any
 from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -25,6 +24,7 @@ from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import (
+    HEAD_NAMES,
     backbone_weights,
     branch_weights,
     by_kind,
@@ -209,14 +209,10 @@ def weights(config: DecoderConfig) -> list[Weight]:
     decoder = backbone_weights(config, _describe)
     if config.head is None:
         return decoder
-    first, last = "mtp.layers.0", f"mtp.layers.{len(config.head) - 1}"
-    names = {
-        "fc": f"{first}.eh_proj",
-        "pre_fc_norm_embedding": f"{first}.enorm",
-        "pre_fc_norm_hidden": f"{first}.hnorm",
-    }
-    head = head_weights(config.hidden_size, names | {"norm": f"{last}.final_layernorm"})
     # Each branch is stored as a layer.
+    names = {part: f"0.{stored}" for part, stored in HEAD_NAMES.items()}
+    names["norm"] = f"{len(config.head) - 1}.{HEAD_NAMES['norm']}"
+    head = head_weights(config.hidden_size, "mtp.layers", names)
     for index, branch in enumerate(config.head):
         path, layer = ("mtp", "layer", "branches", index), f"mtp.layers.{index}"
         head.append(norm_weight(config.hidden_size, path, f"{layer}.norm"))
@@ -224,34 +220,16 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return [*decoder, *head]
 
 
-_WITH_HEAD = Family(
-    "nemotron_h",
-    ("nemotron_h",),
-    read_head,
-    weights,
-    prefixes=("model.",),
-    root="backbone.",
-    architectures=text_classes("NemotronH"),
-)
 # Published files have `backbone.`, transformers `model.`.
-NEMOTRON_H = Family(
+NEMOTRON_H = text_family(
     "nemotron_h",
-    ("nemotron_h",),
+    "NemotronH",
     read_nemotron_h,
     weights,
+    MAMBA2_MIXER,
+    ATTENTION,
     skipped=(HEAD,),
     prefixes=("model.",),
-    with_head=_WITH_HEAD,
     root="backbone.",
-    architectures=text_classes("NemotronH"),
-    mixers=(MAMBA2_MIXER, ATTENTION),
-)
-MAMBA2 = Family(
-    "mamba2",
-    ("mamba2",),
-    read_pure_mamba2,
-    weights,
-    root="backbone.",
-    architectures=text_classes("Mamba2"),
-    mixers=(MAMBA2_MIXER,),
-)
+).with_mtp(read_head)
+MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, MAMBA2_MIXER, root="backbone.")

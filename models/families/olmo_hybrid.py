@@ -7,8 +7,7 @@ from models.config.fields import read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
@@ -111,11 +110,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-OLMO_HYBRID = Family(
-    "olmo_hybrid",
-    ("olmo_hybrid",),
-    read_config,
-    weights,
-    architectures=text_classes("OlmoHybrid"),
-    mixers=(GATED_DELTA_NET, ATTENTION),
-)
+OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GATED_DELTA_NET, ATTENTION)

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_dtype, read_placeholders
+from models.config.fields import paired, read_attending, read_dtype, read_experts, read_kv_heads, read_placeholders
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -58,12 +58,8 @@ def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, C
 
 
 def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
-    experts = reader.integer("num_experts")
-    per_token = reader.integer("num_experts_per_tok")
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
     return MoeConfig(
-        RouterConfig(experts, min(per_token, experts), normalise=normalise),
+        RouterConfig(*read_experts(reader, "num_experts"), normalise=normalise),
         reader.integer("moe_intermediate_size"),
         reader.integer("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -101,9 +97,7 @@ def read_decoder(
 ) -> DecoderConfig:
     eps = reader.number("rms_norm_eps", 1e-6)
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads")
-    if heads % kv_heads:
-        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    kv_heads = read_kv_heads(reader, heads)
     head_dim = reader.integer("head_dim", 256)
     rope = read_rope(reader, head_dim, 1e4, 0.25, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
@@ -176,9 +170,8 @@ def weights(config: DecoderConfig, delta_net: LayerWeights = gated_delta_net_wei
     decoder = decoder_weights(config, describe)
     if config.head is None:
         return decoder
-    names = {name: f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
     layer = layer_weights(config.head, config.hidden_size, ("mtp", "layer"), "mtp.layers.0", describe)
-    return [*decoder, *head_weights(config.hidden_size, names), *layer]
+    return [*decoder, *head_weights(config.hidden_size, "mtp"), *layer]
 
 
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
@@ -207,16 +200,16 @@ def qwen_family(
     name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
 ) -> Family:
     """Return a Qwen family, with an MTP variant."""
-    head = Family(
+    family = Family(
         name,
         model_types,
-        lambda fields: read_head(read_config(fields), fields),
+        read_config,
         weights,
-        tuple(pattern for pattern in SKIPPED if pattern != HEAD),
+        SKIPPED,
         PREFIXES,
         architectures=architectures,
+        mixers=(GATED_DELTA_NET, ATTENTION),
     )
-    mixers = GATED_DELTA_NET, ATTENTION
-    return Family(
-        name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures, mixers=mixers
+    return family.with_mtp(
+        lambda fields: read_head(read_config(fields), fields), tuple(pattern for pattern in SKIPPED if pattern != HEAD)
     )

@@ -8,12 +8,11 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_kinds, spelled
+from models.config.fields import read_decoder_config, read_kinds, read_kv_heads, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
@@ -41,9 +40,7 @@ UNUSED = ("use_mem_eff_path", "kv_channels", "num_query_groups")
 
 def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    kv_heads = read_kv_heads(reader, heads, heads)
     if 2 * hidden % heads:
         reader.fault("num_attention_heads", f"a divisor of twice hidden_size ({2 * hidden})")
     size = max(2 * hidden // heads, 1)
@@ -133,7 +130,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, describe, norms=(), final_norm="model.final_layernorm.weight")
 
 
-ZAMBA2 = Family(
-    "zamba2", ("zamba2",), read_config, weights, architectures=text_classes("Zamba2"),
-    mixers=(MAMBA2_MIXER, SHARED_BLOCK),
-)  # fmt: skip
+ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, MAMBA2_MIXER, SHARED_BLOCK)

@@ -17,6 +17,13 @@ Names = Mapping[str, str | Sequence[str]]
 Sources = Mapping[str, Sequence[WeightSource]]
 Path = tuple[str | int, ...]
 LayerWeights = Callable[[Any, int, Path, str], list[Weight]]
+HEAD_NAMES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "final_layernorm",
+}
+"""Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
@@ -81,12 +88,13 @@ def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> W
     return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
 
-def head_weights(hidden: int, names: Names) -> list[Weight]:
-    """List the parameters of an MTP head outside its layer."""
-    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+def head_weights(hidden: int, name: str, names: Names | None = None) -> list[Weight]:
+    """List the parameters of an MTP head outside its layer; arguments as for `branch_weights`."""
+    stored = {part: part for part in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")} | dict(names or {})
+    norms = {("mtp", part, "weight"): f"{name}.{stored[part]}.weight" for part in stored if part != "fc"}
     return [
-        tensor(("mtp", "fc"), f"{names['fc']}.weight", (hidden, 2 * hidden)),
-        *(tensor(("mtp", norm, "weight"), f"{names[norm]}.weight", (hidden,), float32=True) for norm in norms),
+        tensor(("mtp", "fc"), f"{name}.{stored['fc']}.weight", (hidden, 2 * hidden)),
+        *(tensor(path, norm, (hidden,), float32=True) for path, norm in norms.items()),
     ]
 
 

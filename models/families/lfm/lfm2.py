@@ -1,15 +1,15 @@
 """LFM2 and LFM2-MoE: gated short convolutions, some attention layers (GQA), MLP or sigmoid-routed MoE."""
 
 from collections.abc import Mapping
+from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -48,13 +48,8 @@ def read_mlp(reader: ConfigReader) -> MlpConfig:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    experts = reader.integer("num_experts", 32)
-    per_token = reader.integer("num_experts_per_tok", 4)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
     router = RouterConfig(
-        experts,
-        min(per_token, experts),
+        *read_experts(reader, "num_experts", experts=32, per_token=4),
         scores="sigmoid",
         bias=reader.flag("use_expert_bias", True),
         normalise=reader.flag("norm_topk_prob", True),
@@ -108,17 +103,9 @@ weights = partial(
 )
 
 
-def _family(name: str, *architectures: str) -> Family:
-    mixers = GATED_SHORT_CONV, ATTENTION_MIXER
-    return Family(
-        name,
-        (name,),
-        lambda config: _read_config(name, config),
-        weights,
-        architectures=architectures,
-        mixers=mixers,
-    )
-
-
-LFM2 = _family("lfm2", *text_classes("Lfm2"), "LFM2ForCausalLM")
-LFM2_MOE = _family("lfm2_moe", *text_classes("Lfm2Moe"))
+LFM2, LFM2_MOE = (
+    text_family(name, stem, partial(_read_config, name), weights, GATED_SHORT_CONV, ATTENTION_MIXER)
+    for name, stem in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
+)
+# Older files.
+LFM2 = replace(LFM2, architectures=(*LFM2.architectures, "LFM2ForCausalLM"))

@@ -9,8 +9,7 @@ from models.config.fields import paired, read_decoder_config, read_heads, read_k
 from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
 from models.decoder.decoder import DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.lfm.lfm2 import MLP
 from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
@@ -53,7 +52,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("lfm3", config)
     layers = reader.integer("num_hidden_layers", 24)
     eps = reader.number(spelled(reader, "norm_eps", "rms_norm_eps"), 1e-5)
-    kinds = read_kinds(reader, "layer_types", KINDS, layers) if "layer_types" in reader else default_kinds(layers)
+    kinds = read_kinds(reader, "layer_types", KINDS, layers, default_kinds(layers))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 7, minimum=2), reader.integer("hidden_size"))
     mlp = MlpConfig(reader.integer("intermediate_size"))
     blocks = paired(kinds, {"conv": conv, **read_attention(reader, kinds, eps)}, [mlp] * layers)
@@ -88,12 +87,12 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-LFM3 = Family(
+LFM3 = text_family(
     "lfm3",
-    ("lfm3",),
+    "Lfm3",
     read_config,
     weights,
-    architectures=text_classes("Lfm3"),
-    mixers=(GATED_SHORT_CONV, ATTENTION_MIXER),
+    GATED_SHORT_CONV,
+    ATTENTION_MIXER,
     modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )

@@ -12,8 +12,7 @@ from models.config.fields import paired, read_attending, read_decoder_config, re
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BlockResidual, BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.linear_attention.kimi import delta_attention_weights
 from models.families.qwen import EXPERTS, read_moe
 from models.layers.moe import MoeConfig
@@ -103,12 +102,6 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe) + _mix(("mix",), "model.attnres_final.res", config.hidden_size)
 
 
-ALICE_AI = Family(
-    "alice_ai",
-    ("alice_ai",),
-    read_config,
-    weights,
-    skipped=(r"mtp\..*",),
-    architectures=text_classes("AliceAI"),
-    mixers=(KIMI_DELTA_ATTENTION, ATTENTION),
+ALICE_AI = text_family(
+    "alice_ai", "AliceAI", read_config, weights, KIMI_DELTA_ATTENTION, ATTENTION, skipped=(r"mtp\..*",)
 )

@@ -30,7 +30,15 @@ from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION, LIGHTNING_ATTENTION
-from models.weights.layer_weights import Path, by_kind, decoder_weights, head_weights, layer_weights, moe_weights
+from models.weights.layer_weights import (
+    HEAD_NAMES,
+    Path,
+    by_kind,
+    decoder_weights,
+    head_weights,
+    layer_weights,
+    moe_weights,
+)
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
@@ -233,13 +241,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     if config.head is None:
         return decoder
     layer = f"model.layers.{config.num_layers}"
-    names = {
-        "fc": "eh_proj",
-        "pre_fc_norm_embedding": "enorm",
-        "pre_fc_norm_hidden": "hnorm",
-        "norm": "final_layernorm",
-    }
-    head = head_weights(config.hidden_size, {name: f"{layer}.{stored}" for name, stored in names.items()})
+    head = head_weights(config.hidden_size, layer, HEAD_NAMES)
     return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, describe)]
 
 
@@ -250,18 +252,14 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-CLASSES = text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM)
 BAILING_HYBRID = Family(
     "bailing_hybrid",
     ("bailing_hybrid",),
     read_config,
     weights,
     SKIPPED,
-    with_head=Family(
-        "bailing_hybrid", ("bailing_hybrid",), read_head, weights, SKIPPED, modules=MODULES, architectures=CLASSES
-    ),
     modules=MODULES,
-    architectures=CLASSES,
+    architectures=text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
     mixers=(KIMI_DELTA_ATTENTION, LIGHTNING_ATTENTION, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
-)
+).with_mtp(read_head, SKIPPED)

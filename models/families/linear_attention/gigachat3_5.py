@@ -14,8 +14,7 @@ from models.config.fields import paired, read_decoder_config, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.linear_attention.kimi import (
     NORM_GATE,
     latent_attention_weights,
@@ -159,13 +158,13 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-GIGACHAT3_5 = Family(
+GIGACHAT3_5 = text_family(
     "gigachat3_5",
-    ("gigachat3_5",),
+    "GigaChat35",
     read_config,
     weights,
+    GATED_DELTA_NET,
+    LATENT_ATTENTION,
     skipped=(r".*\.rotary_emb\.inv_freq",),
-    architectures=text_classes("GigaChat35"),
-    mixers=(GATED_DELTA_NET, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
 )

@@ -60,9 +60,8 @@ def read_feed_forward(
 ) -> list[MlpConfig | MoeConfig]:
     """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense."""
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
-    kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
-    if "mlp_layer_types" in reader:
-        kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers)
+    first_dense = ["dense" if i < dense else "sparse" for i in range(layers)]
+    kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers, first_dense)
     mlp = MlpConfig(reader.integer("intermediate_size"))
     moe = read_moe(reader, groups, scale) if "sparse" in kinds else mlp
     return [mlp if kind == "dense" else moe for kind in kinds]

@@ -7,8 +7,7 @@ from typing import Any
 from models.config.fields import paired, read_decoder_config, read_kinds
 from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
@@ -81,13 +80,8 @@ LAYERS = by_kind(
         MlpConfig: ("", _mlp),
     }
 )
+weights = partial(decoder_weights, describe=LAYERS)
 MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
-KIMI_LINEAR = Family(
-    "kimi_linear",
-    ("kimi_linear",),
-    read_config,
-    partial(decoder_weights, describe=LAYERS),
-    modules=MODULES,
-    architectures=text_classes("KimiLinear"),
-    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
+KIMI_LINEAR = text_family(
+    "kimi_linear", "KimiLinear", read_config, weights, KIMI_DELTA_ATTENTION, LATENT_ATTENTION, modules=MODULES
 )

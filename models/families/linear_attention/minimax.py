@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
+from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, NormedResidual
@@ -38,8 +38,7 @@ def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
     types = ("linear_attention", "full_attention")
     name = spelled(reader, "attn_type_list", "decoder_attention_types")
     if "layer_types" in reader or name not in reader:
-        alternating = [types[(i + 1) % 2] for i in range(layers)]
-        return read_kinds(reader, "layer_types", types, layers) if "layer_types" in reader else alternating
+        return read_kinds(reader, "layer_types", types, layers, [types[(i + 1) % 2] for i in range(layers)])
     numbers = reader.integers(name)
     if len(numbers) != layers or max(numbers) > 1:
         reader.fault(name, f"a list of {layers} numbers, 0 for lightning attention and 1 for attention")
@@ -70,11 +69,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     window = None if reader.get("sliding_window") is None else reader.integer("sliding_window")
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, window=window)
     lightning = LightningAttentionConfig(heads, head_dim, 1, NORM_EPS, activated=True)
-    experts = reader.integer(spelled(reader, "num_local_experts", "num_experts"), 8)
-    per_token = reader.integer("num_experts_per_tok", 2)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_local_experts ({experts})")
-    moe = MoeConfig(RouterConfig(experts, min(per_token, experts), normalise=True), reader.integer("intermediate_size"))
+    experts = read_experts(reader, "num_local_experts", "num_experts", experts=8, per_token=2)
+    moe = MoeConfig(RouterConfig(*experts, normalise=True), reader.integer("intermediate_size"))
     mixers = {
         "full_attention": _residual(reader, "full_attn", "full_attention", attention),
         "linear_attention": _residual(reader, "linear_attn", "linear_attention", lightning),

@@ -8,8 +8,7 @@ from typing import Any
 from models.config.fields import read_decoder_config
 from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.samples import MAMBA1_MIXER
 from models.weights.layer_weights import backbone_weights, branch_weights, by_kind
@@ -57,17 +56,8 @@ mamba1_weights = partial(branch_weights, names=NAMES)
 """List the parameters of a Mamba layer; arguments as for `branch_weights`."""
 
 
-def _family(name: str, stem: str) -> Family:
-    return Family(
-        name,
-        (name,),
-        lambda config: _read(name, config),
-        partial(backbone_weights, describe=by_kind({Mamba1Config: ("mixer", mamba1_weights)})),
-        root="backbone.",
-        architectures=text_classes(stem),
-        mixers=(MAMBA1_MIXER,),
-    )
-
-
-MAMBA = _family("mamba", "Mamba")
-FALCON_MAMBA = _family("falcon_mamba", "FalconMamba")
+weights = partial(backbone_weights, describe=by_kind({Mamba1Config: ("mixer", mamba1_weights)}))
+MAMBA, FALCON_MAMBA = (
+    text_family(name, stem, partial(_read, name), weights, MAMBA1_MIXER, root="backbone.")
+    for name, stem in (("mamba", "Mamba"), ("falcon_mamba", "FalconMamba"))
+)

@@ -34,14 +34,11 @@ STATE = (jnp.uint32, jnp.uint32, jnp.float32)
 MIN_VOCAB = 16
 
 
-def unsupported(logits: Any) -> str | None:
-    """Return why the kernel rejects logits `[lane, vocab]`, or None."""
-    if logits.shape[1] < MIN_VOCAB:
-        return f"a vocabulary of {logits.shape[1]}: expected at least {MIN_VOCAB}"
-    return None
+def supports(logits: Any) -> bool:
+    return logits.shape[1] >= MIN_VOCAB
 
 
-KERNEL = Kernel("filter_cutoffs_kernel", "gpu", unsupported)
+KERNEL = Kernel("filter_cutoffs_kernel", "gpu", supports)
 
 
 def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
@@ -197,24 +194,19 @@ def _by_kernel(
     *,
     interpret: bool,
 ) -> UInt32[Array, "lane"]:
-    from jax.experimental import pallas as pl
-
     lanes, vocab = logits.shape
     block = min(MAX_BLOCK, 1 << (vocab.bit_length() - 1))
-    parts = 1 << (pl.cdiv(vocab, PART_BLOCKS * block) - 1).bit_length()
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    of_lane = pl.BlockSpec((pl.Squeezed(), vocab), lambda lane, part: (lane, 0))
-    sums = pl.BlockSpec((pl.Squeezed(), parts, 1 << DIGIT), lambda lane, part: (lane, 0, 0))
-    new_sums = pl.BlockSpec((pl.Squeezed(), pl.Squeezed(), 1 << DIGIT), lambda lane, part: (lane, part, 0))
-    number = pl.BlockSpec((pl.Squeezed(), 1), lambda lane, part: (lane, part))
+    parts = 1 << (-(-vocab // (PART_BLOCKS * block)) - 1).bit_length()
+    of_lane = (None, vocab), lambda lane, part: (lane, 0)
+    sums = (None, parts, 1 << DIGIT), lambda lane, part: (lane, 0, 0)
+    new_sums = (None, None, 1 << DIGIT), lambda lane, part: (lane, part, 0)
+    number = (None, 1), lambda lane, part: (lane, part)
     shapes = [((lanes, parts, 1 << DIGIT), jnp.float32), *(((lanes, parts), dtype) for dtype in STATE)]
     run = gpu_call(
         partial(filter_cutoffs_kernel, block=block),
-        pl.GridSpec(
-            grid=(lanes, parts),
-            in_specs=[*[unblocked] * 5, of_lane, sums, *[number] * len(STATE)],
-            out_specs=[new_sums, *[number] * len(STATE)],
-        ),
+        (lanes, parts),
+        [*[None] * 5, of_lane, sums, *[number] * len(STATE)],
+        [new_sums, *[number] * len(STATE)],
         [result_like(shape, dtype, logits) for shape, dtype in shapes],
         warps=16,
         interpret=interpret,

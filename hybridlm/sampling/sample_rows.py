@@ -22,16 +22,12 @@ from models.sharding.varying import varying_like
 TARGET = "hybridlm_sample_rows"
 
 
-def unsupported(logits: Any) -> str | None:
-    """Return why the kernel rejects logits `[row, vocab]`, or None."""
-    if logits.dtype != jnp.float32:
-        return f"logits of {logits.dtype}: expected float32"
-    if not jax_private.setting("jax_threefry_partitionable"):
-        return "jax_threefry_partitionable is off: random words of one token depend on the size of the vocabulary"
-    return None
+def supports(logits: Any) -> bool:
+    # Otherwise random words of one token depend on the size of the vocabulary.
+    return logits.dtype == jnp.float32 and jax_private.setting("jax_threefry_partitionable")
 
 
-KERNEL = Kernel(TARGET, "cpu", unsupported)
+KERNEL = Kernel(TARGET, "cpu", supports)
 
 
 @partial(jax.jit, static_argnames="instructions")

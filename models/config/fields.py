@@ -21,8 +21,12 @@ def spelled(reader: ConfigReader, *names: str) -> str:
     return present[0]
 
 
-def read_kinds(reader: ConfigReader, name: str, kinds: Sequence[str], layers: int) -> list[str]:
-    """Read a list with one kind per layer, in the older or newer spelling."""
+def read_kinds(
+    reader: ConfigReader, name: str, kinds: Sequence[str], layers: int, default: Sequence[str] | None = None
+) -> list[str]:
+    """Read a list with one kind per layer, in the older or newer spelling; required without a default."""
+    if default is not None and name not in reader:
+        return list(default)
     values = reader.get(name)
     if isinstance(values, list):
         values = [OLDER_KINDS.get(str(value), value) for value in values]
@@ -41,9 +45,8 @@ def read_attending(
 ) -> list[str]:
     """Read `layer_types`, of `kinds`; by default the last layer of `interval` is attention."""
     every = reader.integer(interval, default)
-    if "layer_types" in reader:
-        return read_kinds(reader, "layer_types", kinds, layers)
-    return ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    regular = ["linear_attention" if (i + 1) % every else "full_attention" for i in range(layers)]
+    return read_kinds(reader, "layer_types", kinds, layers, regular)
 
 
 def paired(
@@ -59,15 +62,32 @@ def read_heads(
     """Read query heads, key/value heads (a divisor, GQA) and head size (default: hidden/heads)."""
     heads = reader.integer("num_attention_heads")
     absent = default_kv_heads is not None and reader.absent("num_key_value_heads")
-    kv_heads = reader.integer("num_key_value_heads", default_kv_heads if absent else heads)
-    if heads % kv_heads:
-        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    kv_heads = read_kv_heads(reader, heads, default_kv_heads if absent else heads)
     if "head_dim" in reader or default_head_dim is not None:
         return heads, kv_heads, reader.integer("head_dim", default_head_dim)
     hidden = reader.integer("hidden_size")
     if hidden % heads:
         reader.fault("num_attention_heads", f"a divisor of hidden_size ({hidden}) where there is no head_dim")
     return heads, kv_heads, max(hidden // heads, 1)
+
+
+def read_kv_heads(reader: ConfigReader, heads: int, default: int | None = None) -> int:
+    """Read the number of key/value heads, a divisor of the query heads."""
+    kv_heads = reader.integer("num_key_value_heads", default)
+    if heads % kv_heads:
+        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    return kv_heads
+
+
+def read_experts(
+    reader: ConfigReader, *names: str, experts: int | None = None, per_token: int | None = None
+) -> tuple[int, int]:
+    """Read a router's experts, under one of some names, and experts per token; arguments are defaults."""
+    experts = reader.integer(spelled(reader, *names), experts)
+    per_token = reader.integer("num_experts_per_tok", per_token)
+    if per_token > experts:
+        reader.fault("num_experts_per_tok", f"at most {names[0]} ({experts})")
+    return experts, min(per_token, experts)
 
 
 PLACEHOLDERS = tuple(

@@ -2,21 +2,21 @@
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from models.config.fields import read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
-from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.decoder.decoder import DecoderConfig
 from models.decoder.parallel import ParallelConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight
 
 BAMBA_POSITIONS, FALCON_POSITIONS = 262_144, 8192
@@ -94,25 +94,23 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, path, f"{layer}.mamba")
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward")
-    assert isinstance(c, ParallelConfig)
-    parts = [_describe(inner, hidden, (*path, "layers", i), layer) for i, inner in enumerate(c.layers)]
+def _parallel(c: ParallelConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    parts = [LAYERS(inner, hidden, (*path, "layers", i), layer) for i, inner in enumerate(c.layers)]
     return [weight for part in parts for weight in part]
 
 
-def weights(config: DecoderConfig) -> list[Weight]:
-    norms = ("input_layernorm", "pre_ff_layernorm")
-    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
-
-
-MIXERS = MAMBA2_MIXER, ATTENTION
-BAMBA = Family("bamba", ("bamba",), read_bamba, weights, architectures=text_classes("Bamba"), mixers=MIXERS)
-FALCON_H1 = Family(
-    "falcon_h1", ("falcon_h1",), read_falcon, weights, architectures=text_classes("FalconH1"), mixers=MIXERS
+LAYERS = by_kind(
+    {
+        Mamba2Config: ("mamba", mamba2_weights),
+        MlpConfig: ("feed_forward", branch_weights),
+        ParallelConfig: ("", _parallel),
+    }
 )
+weights = partial(
+    decoder_weights,
+    describe=LAYERS,
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    final_norm="model.final_layernorm.weight",
+)
+BAMBA = text_family("bamba", "Bamba", read_bamba, weights, MAMBA2_MIXER, ATTENTION)
+FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, MAMBA2_MIXER, ATTENTION)

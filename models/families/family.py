@@ -5,13 +5,14 @@ from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
 from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
+from models.families.architectures import text_classes
+from models.layers.initial import OneKey
 from models.state.state import state_size
 from models.weights.sources import Weight
 
@@ -21,13 +22,6 @@ MAX_MTP_LAYERS = 8
 
 def _no_constants(_config: Any) -> Mapping[str, np.ndarray]:
     return {}
-
-
-class _OneKey(nnx.Rngs):
-    """A single key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
-
-    def params(self) -> jax.Array:
-        return jax.random.key(0)
 
 
 @dataclass(frozen=True)
@@ -74,15 +68,21 @@ class Family:
         numbers = "|".join(str(layers + i) for i in range(min(count, MAX_MTP_LAYERS)))
         return replace(self, skipped=(*self.skipped, rf"{re.escape(self.root)}layers\.({numbers})\..*"))
 
+    def with_mtp(
+        self, read_head: Callable[[Mapping[str, Any]], DecoderConfig], skipped: tuple[str, ...] = ()
+    ) -> "Family":
+        """Return the family with an MTP head for `with_head`, which skips `skipped`."""
+        return replace(self, with_head=replace(self, read_config=read_head, skipped=skipped, mtp_counts=()))
+
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        return nnx.eval_shape(lambda: self.build(config, _OneKey()))
+        return nnx.eval_shape(lambda: self.build(config, OneKey()))
 
     def state_formulas(self) -> list[str]:
         """Return the bytes of each state array by dimension names, caches in bfloat16."""
-        layers = nnx.eval_shape(lambda: [mixer.build(1, _OneKey()) for mixer in self.mixers])
+        layers = nnx.eval_shape(lambda: [mixer.build(1, OneKey()) for mixer in self.mixers])
         *lines, _ = state_size(layers, jnp.bfloat16).lines
         return [
             line.removeprefix("1 x ").partition(" = ")[0] + (" per token" if line.endswith("per token") else "")
@@ -110,3 +110,15 @@ class Family:
     def skips(self, name: str) -> bool:
         """Return whether a tensor is skipped."""
         return any(re.fullmatch(pattern, name) for pattern in self.skipped)
+
+
+def text_family(
+    name: str,
+    stem: str,
+    read_config: Callable[[Mapping[str, Any]], DecoderConfig],
+    weights: Callable[[DecoderConfig], list[Weight]],
+    *mixers: BranchConfig,
+    **options: Any,
+) -> Family:
+    """Return a family of one `model_type`, with the causal classes of `stem`; other arguments as for `Family`."""
+    return Family(name, (name,), read_config, weights, architectures=text_classes(stem), mixers=mixers, **options)

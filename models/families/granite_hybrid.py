@@ -5,16 +5,14 @@ Published files and files of transformers have one tensor for all experts.
 
 import dataclasses
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from models.config.fields import read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, read_mamba2
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -22,8 +20,8 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights
-from models.weights.sources import Weight, rows, tensor
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
+from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 2_048
 
@@ -31,9 +29,7 @@ DEFAULT_POSITIONS = 2_048
 def read_layer_types(reader: ConfigReader, layers: int) -> list[str]:
     """Read `layer_types` in either spelling; without it every layer is Mamba2."""
     name = spelled(reader, "layers_block_type", "layer_types")
-    if reader.get(name) is None:
-        return ["linear_attention"] * layers
-    return read_kinds(reader, name, ["linear_attention", "full_attention"], layers)
+    return read_kinds(reader, name, ["linear_attention", "full_attention"], layers, ["linear_attention"] * layers)
 
 
 def read_feed_forward(reader: ConfigReader) -> BranchConfig:
@@ -90,42 +86,35 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return dataclasses.replace(decoder, **multipliers)
 
 
-def _shared(width: int, hidden: int, path: Path, name: str) -> list[Weight]:
-    """Describe an MLP with gate and up rows in one tensor."""
-    fused, shape = f"{name}.input_linear.weight", (2 * width, hidden)
-    gate, up = np.split(np.arange(2 * width), 2)
-    return [
-        Weight((*path, "gate_proj"), (width, hidden), (rows(fused, shape, gate),)),
-        Weight((*path, "up_proj"), (width, hidden), (rows(fused, shape, up),)),
-        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (hidden, width)),
-    ]
+def _halves(name: str, width: int, hidden: int, module: str = "") -> dict[str, list[WeightSource]]:
+    """Return the sources of an MLP's gate and up matrices, halves of one tensor."""
+    sizes = {f"{module}gate_proj": width, f"{module}up_proj": width}
+    return split_rows(f"{name}.input_linear.weight", sizes, hidden)
 
 
-def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    count = c.router.experts
-    return [
-        tensor((*path, "router", "weight"), f"{name}.router.layer.weight", (count, hidden)),
-        tensor((*path, "gate_up_proj"), f"{name}.input_linear.weight", (count, 2 * c.width, hidden)),
-        tensor((*path, "down_proj"), f"{name}.output_linear.weight", (count, hidden, c.width)),
-    ]
+def _mlp(c: MlpConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    names, sources = {"down_proj": "shared_mlp.output_linear"}, _halves(f"{layer}.shared_mlp", c.width, hidden)
+    return branch_weights(c, hidden, path, layer, names, sources=sources)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, path, f"{layer}.mamba")
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MlpConfig):
-        return _shared(c.width, hidden, path, f"{layer}.shared_mlp")
-    assert isinstance(c, MoeConfig)
-    shared = _shared(c.shared_width, hidden, (*path, "shared_expert"), f"{layer}.shared_mlp")
-    return _experts(c, hidden, path, f"{layer}.block_sparse_moe") + shared
+def _experts(c: MoeConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    names = {
+        "router": "block_sparse_moe.router.layer",
+        "gate_up_proj": "block_sparse_moe.input_linear",
+        "down_proj": "block_sparse_moe.output_linear",
+        "shared_expert.down_proj": "shared_mlp.output_linear",
+    }
+    shared = _halves(f"{layer}.shared_mlp", c.shared_width, hidden, "shared_expert.")
+    return branch_weights(c, hidden, path, layer, names, sources=shared)
 
 
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(config, _describe)
-
-
+LAYERS = by_kind(
+    {
+        Mamba2Config: ("mamba", mamba2_weights),
+        MlpConfig: ("", _mlp),
+        MoeConfig: ("", _experts),
+    }
+)
 # transformers has a separate module for the tensors of the experts.
 MODULES = (
     (r"\.block_sparse_moe\.experts\.gate_up_proj$", ".block_sparse_moe.input_linear.weight"),
@@ -133,7 +122,7 @@ MODULES = (
     (r"\.block_sparse_moe\.experts\.weight$", ".block_sparse_moe.weight"),
     (r"\.block_sparse_moe\.router\.weight$", ".block_sparse_moe.router.layer.weight"),
 )
-GRANITE_HYBRID = Family(
-    "granitemoehybrid", ("granitemoehybrid",), read_config, weights, modules=MODULES,
-    architectures=text_classes("GraniteMoeHybrid"), mixers=(MAMBA2_MIXER, ATTENTION),
-)  # fmt: skip
+weights = partial(decoder_weights, describe=LAYERS)
+GRANITE_HYBRID = text_family(
+    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, MAMBA2_MIXER, ATTENTION, modules=MODULES
+)

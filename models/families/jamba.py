@@ -1,13 +1,13 @@
 """Jamba: Mamba (S6) layers with inner norms, attention layers without positions, MLP or MoE."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_heads, spelled
+from models.config.fields import read_decoder_config, read_experts, read_heads
 from models.config.reader import ConfigReader
-from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.decoder.decoder import DecoderConfig
+from models.families.family import text_family
 from models.families.mamba.mamba import mamba1_weights, read_rank
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -15,8 +15,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.samples import ATTENTION, MAMBA1_MIXER
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
-from models.weights.sources import Weight
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 262_144
 # Training, kernels, and outputs other than logits.
@@ -47,10 +46,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     heads, kv_heads, head_dim = read_heads(reader, 8)
     attention = AttentionConfig(heads, kv_heads, head_dim)
     width = reader.integer("intermediate_size")
-    experts = reader.integer(spelled(reader, "num_experts", "num_local_experts"), 16)
-    per_token = reader.integer("num_experts_per_tok", 2)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
+    experts, per_token = read_experts(reader, "num_experts", "num_local_experts", experts=16, per_token=2)
     mlp, moe = MlpConfig(width), MoeConfig(RouterConfig(experts, per_token), width)
     every, first = _periodic(reader, "attn", 8, 4)
     every_moe, first_moe = _periodic(reader, "expert", 2, 1)
@@ -66,27 +62,16 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, Mamba1Config):
-        return mamba1_weights(c, hidden, path, f"{layer}.mamba")
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward")
-    assert isinstance(c, MoeConfig)
-    return moe_weights(c, hidden, path, f"{layer}.feed_forward", router="router")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    norms = "input_layernorm", "pre_ff_layernorm"
-    return decoder_weights(config, _describe, norms, final_norm="model.final_layernorm.weight")
-
-
-JAMBA = Family(
-    "jamba",
-    ("jamba",),
-    read_config,
-    weights,
-    architectures=text_classes("Jamba"),
-    mixers=(MAMBA1_MIXER, ATTENTION),
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            Mamba1Config: ("mamba", mamba1_weights),
+            MlpConfig: ("feed_forward", branch_weights),
+            MoeConfig: ("feed_forward", partial(moe_weights, router="router")),
+        }
+    ),
+    norms=("input_layernorm", "pre_ff_layernorm"),
+    final_norm="model.final_layernorm.weight",
 )
+JAMBA = text_family("jamba", "Jamba", read_config, weights, MAMBA1_MIXER, ATTENTION)

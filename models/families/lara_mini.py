@@ -5,23 +5,21 @@ Only attention over a window has RoPE.
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
-
-import numpy as np
 
 from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
-from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
-from models.families.qwen import read_delta_net, read_moe
+from models.decoder.decoder import DecoderConfig
+from models.families.family import text_family
+from models.families.qwen import EXPERTS, read_delta_net, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.samples import ATTENTION, GATED_DELTA_NET
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
-from models.weights.sources import Weight, rows, tensor
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
+from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 131_072
 KINDS = ("linear_attention", "sliding_attention", "full_attention")
@@ -38,9 +36,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     full = AttentionConfig(heads, kv_heads, head_dim, qk_norm=QkNorm(eps))
     sliding = replace(full, rope=rope, window=reader.integer("sliding_window", 512))
     delta_net = read_delta_net(reader, eps, 8, 16, 128)
-    kinds = [PATTERN[i % len(PATTERN)] for i in range(layers)]
-    if "layer_types" in reader:
-        kinds = read_kinds(reader, "layer_types", KINDS, layers)
+    kinds = read_kinds(reader, "layer_types", KINDS, layers, [PATTERN[i % len(PATTERN)] for i in range(layers)])
     moe = replace(read_moe(reader, reader.flag("norm_topk_prob", True)), shared_gate=False)
     reader.fixed({"hidden_act": "silu", "attention_bias": False})
     return read_decoder_config(
@@ -58,48 +54,16 @@ def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> li
 
     Rows of `in_proj` are [q | k | v | z | b | a].
     """
-    sizes = {
-        "in_proj_qkv": c.channels,
-        "in_proj_z": c.value_width,
-        "in_proj_b": c.value_heads,
-        "in_proj_a": c.value_heads,
-    }
-    index, projections = np.arange(sum(sizes.values())), []
-    shape = (len(index), hidden)
+    sizes = {"in_proj_qkv": c.channels, "in_proj_z": c.value_width}
+    sizes |= dict.fromkeys(("in_proj_b", "in_proj_a"), c.value_heads)
+    sources = split_rows(f"{name}.in_proj.weight", sizes, hidden)
     for part, size in sizes.items():
-        source = rows(f"{name}.in_proj.weight", shape, index[:size])
         # The names of transformers' modules, for LoRA adapters and updates.
-        own = tensor((*path, part), f"{name}.{part}.weight", (size, hidden))
-        projections.append(replace(own, options=(source, *own.options)))
-        index = index[size:]
-    return [
-        *projections,
-        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
-        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-        tensor((*path, "norm"), (f"{name}.out_norm.weight", f"{name}.norm.weight"), (c.value_size,), float32=True),
-    ]
+        sources[part].append(WeightSource({f"{name}.{part}.weight": (size, hidden)}))
+    return branch_weights(c, hidden, path, name, {"norm": ("out_norm", "norm")}, sources=sources)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.mlp", shared="shared_expert")
-    assert isinstance(c, GatedDeltaNetConfig)
-    return _delta_net(c, hidden, path, f"{layer}.linear_attn")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(config, _describe)
-
-
-LARA_MINI = Family(
-    "lara_mini",
-    ("lara_mini",),
-    read_config,
-    weights,
-    architectures=text_classes("LaraMini"),
-    mixers=(GATED_DELTA_NET, ATTENTION),
+weights = partial(
+    decoder_weights, describe=by_kind({MoeConfig: EXPERTS, GatedDeltaNetConfig: ("linear_attn", _delta_net)})
 )
+LARA_MINI = text_family("lara_mini", "LaraMini", read_config, weights, GATED_DELTA_NET, ATTENTION)

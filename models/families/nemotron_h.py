@@ -9,13 +9,13 @@ Not shared with other families: letters of a layer pattern and tensor names of l
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -23,8 +23,16 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import ATTENTION, MAMBA2_MIXER
-from models.weights.layer_weights import Path, attention_weights, backbone_weights, head_weights, norm_weight
-from models.weights.sources import Weight, expert_matrices, tensor
+from models.weights.layer_weights import (
+    HEAD_NAMES,
+    backbone_weights,
+    branch_weights,
+    by_kind,
+    head_weights,
+    moe_weights,
+    norm_weight,
+)
+from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 4_096
 NEMOTRON_H_FIELDS = {
@@ -187,52 +195,24 @@ def unused_sizes(types: list[str]) -> list[str]:
     return [name for kind, fields in names.items() if kind not in types for name in fields.split()]
 
 
-def _feed_forward(c: MlpConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    shapes = {"up_proj": (c.width, hidden), "down_proj": (hidden, c.width)}
-    return [tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
-
-
-def _experts(c: MoeConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    count, inner = c.router.experts, c.latent or hidden
-    weights = [
-        tensor((*path, "router", "weight"), f"{name}.gate.weight", (count, hidden), float32=True),
-        tensor((*path, "router", "bias"), f"{name}.gate.e_score_correction_bias", (count,), float32=True),
-        *_feed_forward(MlpConfig(c.shared_width), hidden, (*path, "shared_expert"), f"{name}.shared_experts"),
-    ]
-    for part, shape in {"up_proj": (c.width, inner), "down_proj": (inner, c.width)}.items():
-        experts = f"{name}.experts"
-        options = expert_matrices(f"{experts}.{part}", experts, (part,), count, shape)
-        weights.append(Weight((*path, part), (count, *shape), options))
-    if c.latent is not None:
-        weights.append(tensor((*path, "latent_in"), f"{name}.fc1_latent_proj.weight", (c.latent, hidden)))
-        weights.append(tensor((*path, "latent_out"), f"{name}.fc2_latent_proj.weight", (hidden, c.latent)))
-    return weights
-
-
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    name = f"{layer}.mixer"
-    if isinstance(c, Mamba2Config):
-        return mamba2_weights(c, hidden, path, name)
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, name)
-    if isinstance(c, MlpConfig):
-        return _feed_forward(c, hidden, path, name)
-    assert isinstance(c, MoeConfig)
-    return _experts(c, hidden, path, name)
+_describe = by_kind(
+    {
+        Mamba2Config: ("mixer", mamba2_weights),
+        AttentionConfig: ("mixer", branch_weights),
+        MlpConfig: ("mixer", branch_weights),
+        MoeConfig: ("mixer", partial(moe_weights, float32_router=True)),
+    }
+)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     decoder = backbone_weights(config, _describe)
     if config.head is None:
         return decoder
-    first, last = "mtp.layers.0", f"mtp.layers.{len(config.head) - 1}"
-    names = {
-        "fc": f"{first}.eh_proj",
-        "pre_fc_norm_embedding": f"{first}.enorm",
-        "pre_fc_norm_hidden": f"{first}.hnorm",
-    }
-    head = head_weights(config.hidden_size, names | {"norm": f"{last}.final_layernorm"})
     # Each branch is stored as a layer.
+    names = {part: f"0.{stored}" for part, stored in HEAD_NAMES.items()}
+    names["norm"] = f"{len(config.head) - 1}.{HEAD_NAMES['norm']}"
+    head = head_weights(config.hidden_size, "mtp.layers", names)
     for index, branch in enumerate(config.head):
         path, layer = ("mtp", "layer", "branches", index), f"mtp.layers.{index}"
         head.append(norm_weight(config.hidden_size, path, f"{layer}.norm"))
@@ -240,34 +220,16 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return [*decoder, *head]
 
 
-_WITH_HEAD = Family(
-    "nemotron_h",
-    ("nemotron_h",),
-    read_head,
-    weights,
-    prefixes=("model.",),
-    root="backbone.",
-    architectures=text_classes("NemotronH"),
-)
 # Published files have `backbone.`, transformers `model.`.
-NEMOTRON_H = Family(
+NEMOTRON_H = text_family(
     "nemotron_h",
-    ("nemotron_h",),
+    "NemotronH",
     read_nemotron_h,
     weights,
+    MAMBA2_MIXER,
+    ATTENTION,
     skipped=(HEAD,),
     prefixes=("model.",),
-    with_head=_WITH_HEAD,
     root="backbone.",
-    architectures=text_classes("NemotronH"),
-    mixers=(MAMBA2_MIXER, ATTENTION),
-)
-MAMBA2 = Family(
-    "mamba2",
-    ("mamba2",),
-    read_pure_mamba2,
-    weights,
-    root="backbone.",
-    architectures=text_classes("Mamba2"),
-    mixers=(MAMBA2_MIXER,),
-)
+).with_mtp(read_head)
+MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, MAMBA2_MIXER, root="backbone.")

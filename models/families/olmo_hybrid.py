@@ -6,16 +6,15 @@ from typing import Any
 from models.config.fields import read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
-from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.decoder.decoder import DecoderConfig, PostNorm
+from models.families.family import text_family
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.samples import ATTENTION, GATED_DELTA_NET
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, norm_weight
-from models.weights.sources import Weight, joined, tensor
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weight
+from models.weights.sources import Weight, joined
 
 DEFAULT_POSITIONS = 65_536
 # How the model was initialised.
@@ -82,12 +81,6 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 
 def _mixer(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    plain = {
-        "in_proj_z": ("g_proj", (c.value_width, hidden)),
-        "in_proj_b": ("b_proj", (c.value_heads, hidden)),
-        "in_proj_a": ("a_proj", (c.value_heads, hidden)),
-        "out_proj": ("o_proj", (hidden, c.value_width)),
-    }
     widths, taps = (c.key_width, c.key_width, c.value_width), (1, c.kernel)
     # transformers saves the convolution as three equal tensors, independent of the widths of q, k and v: only the order
     # of rows is right.
@@ -97,24 +90,9 @@ def _mixer(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[W
         for sizes in dict.fromkeys((widths, (third, third, c.channels - 2 * third)))
     ]
     projections = {f"{name}.{part}_proj.weight": (size, hidden) for part, size in zip("qkv", widths, strict=True)}
-    return [
-        Weight((*path, "in_proj_qkv"), (c.channels, hidden), (joined(projections),)),
-        Weight((*path, "conv1d"), (c.channels, *taps), tuple(convs)),
-        *(tensor((*path, part), f"{name}.{file}.weight", shape) for part, (file, shape) in plain.items()),
-        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-        tensor((*path, "norm"), f"{name}.o_norm.weight", (c.value_size,), float32=True),
-    ]
-
-
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    inner = c.inner if isinstance(c, PostNorm) else c
-    if isinstance(inner, AttentionConfig):
-        return attention_weights(inner, hidden, path, f"{layer}.self_attn")
-    if isinstance(inner, MlpConfig):
-        return mlp_weights(inner.width, hidden, path, f"{layer}.mlp")
-    assert isinstance(inner, GatedDeltaNetConfig)
-    return _mixer(inner, hidden, path, f"{layer}.linear_attn")
+    names = {"in_proj_z": "g_proj", "in_proj_b": "b_proj", "in_proj_a": "a_proj", "out_proj": "o_proj"}
+    sources = {"in_proj_qkv": [joined(projections)], "conv1d": convs}
+    return branch_weights(c, hidden, path, name, names | {"norm": "o_norm"}, sources=sources)
 
 
 # Norm of each branch, by kind of layer; the second names are from checkpoints saved by transformers.
@@ -123,7 +101,8 @@ LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernor
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    weights = decoder_weights(config, _describe, norms=())
+    describe = by_kind({GatedDeltaNetConfig: ("linear_attn", _mixer)})
+    weights = decoder_weights(config, describe, norms=())
     for i, (mixer, _) in enumerate(config.layers):
         for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
             names, path = [f"model.layers.{i}.{norm}" for norm in norms], ("layers", i, "branches", j)
@@ -131,11 +110,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-OLMO_HYBRID = Family(
-    "olmo_hybrid",
-    ("olmo_hybrid",),
-    read_config,
-    weights,
-    architectures=text_classes("OlmoHybrid"),
-    mixers=(GATED_DELTA_NET, ATTENTION),
-)
+OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GATED_DELTA_NET, ATTENTION)

@@ -6,16 +6,14 @@ gated shared expert, and an MTP head.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from models.config.fields import paired, read_attending, read_dtype, read_placeholders
+from models.config.fields import paired, read_attending, read_dtype, read_experts, read_kv_heads, read_placeholders
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import Family
-from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.layers.router import RouterConfig
@@ -23,15 +21,16 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
+    LayerWeights,
     Path,
-    attention_weights,
+    branch_weights,
+    by_kind,
     decoder_weights,
     head_weights,
     layer_weights,
-    mlp_weights,
     moe_weights,
 )
-from models.weights.sources import Weight, WeightSource, joined, rows, tensor
+from models.weights.sources import Weight, WeightSource, joined, split_rows
 
 DEFAULT_POSITIONS = 32_768
 HEAD = r"mtp\..*"
@@ -40,7 +39,6 @@ SKIPPED = (HEAD, r"model\.visual\..*", r"visual\..*", r"model\.mtp\..*")
 PREFIXES = ("model.language_model.", "language_model.model.")
 ReadConfig = Callable[[Mapping[str, Any]], DecoderConfig]
 Describes = Callable[[DecoderConfig], list[Weight]]
-Projections = Callable[[GatedDeltaNetConfig, int, Path, str], list[Weight]]
 
 IMPLEMENTED: dict[str, Any] = {
     "hidden_act": "silu",
@@ -60,12 +58,8 @@ def text_reader(family: str, config: Mapping[str, Any]) -> tuple[ConfigReader, C
 
 
 def read_moe(reader: ConfigReader, normalise: bool) -> MoeConfig:
-    experts = reader.integer("num_experts")
-    per_token = reader.integer("num_experts_per_tok")
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
     return MoeConfig(
-        RouterConfig(experts, min(per_token, experts), normalise=normalise),
+        RouterConfig(*read_experts(reader, "num_experts"), normalise=normalise),
         reader.integer("moe_intermediate_size"),
         reader.integer("shared_expert_intermediate_size"),
         shared_gate=True,
@@ -103,9 +97,7 @@ def read_decoder(
 ) -> DecoderConfig:
     eps = reader.number("rms_norm_eps", 1e-6)
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads")
-    if heads % kv_heads:
-        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    kv_heads = read_kv_heads(reader, heads)
     head_dim = reader.integer("head_dim", 256)
     rope = read_rope(reader, head_dim, 1e4, 0.25, DEFAULT_POSITIONS)
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, QkNorm(eps, offset=1.0), output_gate=True)
@@ -154,61 +146,32 @@ def split_qkv(c: GatedDeltaNetConfig, hidden: int, name: str) -> WeightSource:
     return joined({f"{name}.in_proj_{part}.weight": (width, hidden) for part, width in widths.items()})
 
 
-def separate_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the input projections of a mixer, one tensor each.
+def gated_delta_net_weights(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
+    """List the parameters of a mixer with an input projection for each tensor.
 
     LoRA adapters for SGLang and vLLM have `in_proj_qkvz` and `in_proj_ba`, with these rows concatenated (not by heads,
     as in Qwen3-Next).
     """
-    fused = {
-        "in_proj_qkvz": {"in_proj_qkv": c.channels, "in_proj_z": c.value_width},
-        "in_proj_ba": {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads},
-    }
-    projections = []
-    for stored, sizes in fused.items():
-        shape, index = (sum(sizes.values()), hidden), np.arange(sum(sizes.values()))
-        for part, size in sizes.items():
-            source = rows(f"{name}.{stored}.weight", shape, index[:size])
-            adapted = (source, split_qkv(c, hidden, name)) if part == "in_proj_qkv" else (source,)
-            weight = tensor((*path, part), f"{name}.{part}.weight", (size, hidden))
-            projections.append(replace(weight, adapted=adapted))
-            index = index[size:]
-    return projections
+    inputs = {"in_proj_qkv": c.channels, "in_proj_z": c.value_width}
+    adapted = split_rows(f"{name}.in_proj_qkvz.weight", inputs, hidden)
+    gates = dict.fromkeys(("in_proj_b", "in_proj_a"), c.value_heads)
+    adapted |= split_rows(f"{name}.in_proj_ba.weight", gates, hidden)
+    adapted["in_proj_qkv"].append(split_qkv(c, hidden, name))
+    return branch_weights(c, hidden, path, name, adapted=adapted)
 
 
-def gated_delta_net_weights(
-    c: GatedDeltaNetConfig, hidden: int, path: Path, name: str, projections: Projections = separate_projections
-) -> list[Weight]:
-    """List the parameters of a mixer; `projections` lists its input projections."""
-    return [
-        *projections(c, hidden, path, name),
-        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.value_width)),
-        tensor((*path, "A_log"), f"{name}.A_log", (c.value_heads,), float32=True),
-        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.value_heads,), float32=True),
-        tensor((*path, "norm"), f"{name}.norm.weight", (c.value_size,), float32=True),
-    ]
+EXPERTS = "mlp", partial(moe_weights, shared="shared_expert")
+"""Name and parameters of an MoE layer, for `by_kind`."""
 
 
-def weights(config: DecoderConfig, projections: Projections = separate_projections) -> list[Weight]:
-    """List every parameter of the decoder."""
-
-    def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-        if isinstance(c, AttentionConfig):
-            return attention_weights(c, hidden, path, f"{layer}.self_attn")
-        if isinstance(c, MoeConfig):
-            return moe_weights(c, hidden, path, f"{layer}.mlp", shared="shared_expert")
-        if isinstance(c, MlpConfig):
-            return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
-        assert isinstance(c, GatedDeltaNetConfig)
-        return gated_delta_net_weights(c, hidden, path, f"{layer}.linear_attn", projections)
-
+def weights(config: DecoderConfig, delta_net: LayerWeights = gated_delta_net_weights) -> list[Weight]:
+    """List every parameter of the decoder; `delta_net` lists a mixer's."""
+    describe = by_kind({MoeConfig: EXPERTS, GatedDeltaNetConfig: ("linear_attn", delta_net)})
     decoder = decoder_weights(config, describe)
     if config.head is None:
         return decoder
-    names = {name: f"mtp.{name}" for name in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")}
     layer = layer_weights(config.head, config.hidden_size, ("mtp", "layer"), "mtp.layers.0", describe)
-    return [*decoder, *head_weights(config.hidden_size, names), *layer]
+    return [*decoder, *head_weights(config.hidden_size, "mtp"), *layer]
 
 
 def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig:
@@ -237,16 +200,16 @@ def qwen_family(
     name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
 ) -> Family:
     """Return a Qwen family, with an MTP variant."""
-    head = Family(
+    family = Family(
         name,
         model_types,
-        lambda fields: read_head(read_config(fields), fields),
+        read_config,
         weights,
-        tuple(pattern for pattern in SKIPPED if pattern != HEAD),
+        SKIPPED,
         PREFIXES,
         architectures=architectures,
+        mixers=(GATED_DELTA_NET, ATTENTION),
     )
-    mixers = GATED_DELTA_NET, ATTENTION
-    return Family(
-        name, model_types, read_config, weights, SKIPPED, PREFIXES, head, architectures=architectures, mixers=mixers
+    return family.with_mtp(
+        lambda fields: read_head(read_config(fields), fields), tuple(pattern for pattern in SKIPPED if pattern != HEAD)
     )

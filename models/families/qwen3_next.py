@@ -11,7 +11,7 @@ from models.families.architectures import text_classes
 from models.families.qwen import qwen_family, read_decoder, read_moe, split_qkv, text_reader
 from models.layers.mlp import MlpConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.weights.layer_weights import Path
+from models.weights.layer_weights import Path, branch_weights
 from models.weights.sources import Weight, rows
 
 
@@ -40,20 +40,19 @@ def projection_rows(config: GatedDeltaNetConfig) -> dict[str, np.ndarray]:
     return {"in_proj_qkv": np.concatenate([q, k, v]), "in_proj_z": z, "in_proj_b": b, "in_proj_a": a}
 
 
-def fused_projections(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List a mixer's input projections from the two fused tensors."""
+def fused_delta_net_weights(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> list[Weight]:
+    """List the parameters of a mixer with two fused input projections."""
     fused = {"in_proj_qkvz": c.channels + c.value_width, "in_proj_ba": 2 * c.value_heads}
-    projections = []
+    sources = {}
     for part, index in projection_rows(c).items():
         stored = "in_proj_qkvz" if part in ("in_proj_qkv", "in_proj_z") else "in_proj_ba"
-        source = rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)
-        adapted = (split_qkv(c, hidden, name),) if part == "in_proj_qkv" else ()
-        projections.append(Weight((*path, part), (len(index), hidden), (source,), adapted=adapted))
-    return projections
+        sources[part] = [rows(f"{name}.{stored}.weight", (fused[stored], hidden), index)]
+    adapted = {"in_proj_qkv": [split_qkv(c, hidden, name)]}
+    return branch_weights(c, hidden, path, name, sources=sources, adapted=adapted)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    return qwen.weights(config, fused_projections)
+    return qwen.weights(config, fused_delta_net_weights)
 
 
 QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights, text_classes("Qwen3Next"))

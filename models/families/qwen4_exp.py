@@ -7,6 +7,7 @@ indexer, streams and n-grams, and tables of n-grams in parts.
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from models.families.architectures import text_classes
 from models.families.family import Family
 from models.families.qwen import (
     DEFAULT_POSITIONS,
+    EXPERTS,
     PREFIXES,
     SKIPPED,
     gated_delta_net_weights,
@@ -37,7 +39,7 @@ from models.mixers.indexed_attention import IndexedAttentionConfig
 from models.mixers.ngram_embedding import NgramEmbeddingConfig
 from models.mixers.samples import GATED_DELTA_NET, INDEXED_ATTENTION, NGRAM_EMBEDDING
 from models.state.pages import KV_BLOCK
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, WeightSource, joined, tensor
 
 KINDS = ("linear_attention", "full_attention", "indexed_attention")
@@ -146,40 +148,29 @@ def _mixer_weights(path: Path, name: str, streams: StreamsConfig, hidden: int, c
     ]
 
 
-def _table(c: NgramEmbeddingConfig, path: Path, name: str) -> Weight:
-    """Return the tables, in parts of equal size but the last, or in one tensor."""
-    size, width = math.ceil(c.rows / c.parts), c.width // len(c.tables)
-    starts = range(0, c.rows, size)
-    parts = {f"{name}.shard_{i}.weight": (min(size, c.rows - start), width) for i, start in enumerate(starts)}
-    return Weight(path, (c.rows, width), (joined(parts), WeightSource({f"{name}.weight": (c.rows, width)})))
-
-
 def _ngram_weights(c: NgramEmbeddingConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    channels = c.streams * hidden
-    norms = {"key_norm": "norm_key", "query_norm": "norm_query", "conv_norm": "norm_conv"}
-    return [
-        _table(c, (*path, "table"), f"{name}.ple_embedding.ngram_embedding"),
-        tensor((*path, "key_proj"), f"{name}.key_proj.weight", (channels, c.width)),
-        tensor((*path, "value_proj"), f"{name}.value_proj.weight", (hidden, c.width)),
-        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (channels, 1, c.kernel)),
-        *(
-            tensor((*path, part), f"{name}.{stored}.weight", (channels,), float32=True)
-            for part, stored in norms.items()
-        ),
-    ]
+    """List the parameters of n-grams, with tables in one tensor or in parts of equal size but the last."""
+    size, width, table = math.ceil(c.rows / c.parts), c.width // len(c.tables), f"{name}.ple_embedding.ngram_embedding"
+    starts = range(0, c.rows, size)
+    parts = {f"{table}.shard_{i}.weight": (min(size, c.rows - start), width) for i, start in enumerate(starts)}
+    options = joined(parts), WeightSource({f"{table}.weight": (c.rows, width)})
+    norms = {f"{part}_norm": f"norm_{part}" for part in ("key", "query", "conv")}
+    return branch_weights(c, hidden, path, name, norms, sources={"table": options})
 
 
-def _indexed_weights(c: IndexedAttentionConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    norms = {"index_q_norm": "q_layernorm", "index_k_norm": "k_layernorm"}
-    shape, indexer = ((c.index_heads + 1) * c.index_size, hidden), f"{name}.indexer"
-    return [
-        *attention_weights(c.attention, hidden, path, name),
-        tensor((*path, "index_proj"), f"{indexer}.index_qk_proj.weight", shape),
-        *(
-            tensor((*path, part, "weight"), f"{indexer}.{stored}.weight", (c.index_size,), float32=True)
-            for part, stored in norms.items()
-        ),
-    ]
+INDEXER = {
+    "index_proj": "indexer.index_qk_proj",
+    "index_q_norm": "indexer.q_layernorm",
+    "index_k_norm": "indexer.k_layernorm",
+}
+LAYERS = by_kind(
+    {
+        IndexedAttentionConfig: ("self_attn", partial(branch_weights, names=INDEXER)),
+        GatedDeltaNetConfig: ("linear_attn", gated_delta_net_weights),
+        MoeConfig: EXPERTS,
+        NgramEmbeddingConfig: ("ple", _ngram_weights),
+    }
+)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
@@ -187,17 +178,11 @@ def weights(config: DecoderConfig) -> list[Weight]:
     assert streams is not None
 
     def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+        inner = LAYERS(c, hidden, path, layer)
         if isinstance(c, NgramEmbeddingConfig):
-            return _ngram_weights(c, hidden, path, f"{layer}.ple")
-        kind = "mlp" if isinstance(c, MoeConfig) else "attn"
-        connection = f"{layer}.{kind}_hyper_connection"
-        shared = _mixer_weights((*path[:-1], "connection"), connection, streams, hidden, True)
-        if isinstance(c, MoeConfig):
-            return [*shared, *moe_weights(c, hidden, path, f"{layer}.mlp", shared="shared_expert")]
-        if isinstance(c, IndexedAttentionConfig):
-            return [*shared, *_indexed_weights(c, hidden, path, f"{layer}.self_attn")]
-        assert isinstance(c, GatedDeltaNetConfig)
-        return [*shared, *gated_delta_net_weights(c, hidden, path, f"{layer}.linear_attn")]
+            return inner
+        connection = f"{layer}.{'mlp' if isinstance(c, MoeConfig) else 'attn'}_hyper_connection"
+        return [*_mixer_weights((*path[:-1], "connection"), connection, streams, hidden, True), *inner]
 
     decoder = [weight for weight in decoder_weights(config, describe, norms=()) if weight.path != ("norm", "weight")]
     return [*decoder, *_mixer_weights(("norm",), "model.hyper_connection_mixer", streams, config.hidden_size, False)]

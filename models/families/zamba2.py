@@ -5,24 +5,22 @@ any calling layer; adapters of each call.
 """
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
-import numpy as np
-
-from models.config.fields import read_decoder_config, read_kinds, spelled
+from models.config.fields import read_decoder_config, read_kinds, read_kv_heads, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
-from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.decoder.decoder import DecoderConfig
+from models.families.family import text_family
 from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, with_floor
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import MAMBA2_MIXER, SHARED_BLOCK
 from models.mixers.shared_block import SharedBlockConfig
-from models.weights.layer_weights import Path, decoder_weights, norm_weight
-from models.weights.sources import Weight, rows, tensor
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weight
+from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 4096
 GATED_NORM_EPS = 1e-5
@@ -42,9 +40,7 @@ UNUSED = ("use_mem_eff_path", "kv_channels", "num_query_groups")
 
 def _read_attention(reader: ConfigReader, hidden: int) -> AttentionConfig:
     heads = reader.integer("num_attention_heads")
-    kv_heads = reader.integer("num_key_value_heads", heads)
-    if heads % kv_heads:
-        reader.fault("num_key_value_heads", f"a divisor of num_attention_heads ({heads})")
+    kv_heads = read_kv_heads(reader, heads, heads)
     if 2 * hidden % heads:
         reader.fault("num_attention_heads", f"a divisor of twice hidden_size ({2 * hidden})")
     size = max(2 * hidden // heads, 1)
@@ -87,75 +83,51 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers, eps, tied, DEFAULT_POSITIONS, attention.rope)
 
 
-def _block(c: SharedBlockConfig, hidden: int, path: Path, names: list[str]) -> list[Weight]:
-    a, width = c.attention, c.mlp.width
-    queries, keys = a.heads * a.head_dim, a.kv_heads * a.head_dim
-    shapes = {
-        ("attention", "q_proj"): ("self_attn.q_proj", (queries, 2 * hidden)),
-        ("attention", "k_proj"): ("self_attn.k_proj", (keys, 2 * hidden)),
-        ("attention", "v_proj"): ("self_attn.v_proj", (keys, 2 * hidden)),
-        ("attention", "o_proj"): ("self_attn.o_proj", (hidden, queries)),
-        ("mlp", "down_proj"): ("feed_forward.down_proj", (hidden, width)),
-        ("norm", "weight"): ("input_layernorm", (2 * hidden,)),
-        ("mlp_norm", "weight"): ("pre_ff_layernorm", (hidden,)),
+def _mamba(c: Mamba2Config, hidden: int, path: Path, layer: str) -> list[Weight]:
+    norm = norm_weight(hidden, path[:-1], f"{layer}.input_layernorm")
+    return [norm, *mamba2_weights(c, hidden, path, f"{layer}.mamba")]
+
+
+def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+    """List the parameters of a layer that calls a block; of the block's with its first call."""
+    calls = {i: call for i, (call,) in enumerate(config.layers) if isinstance(call, SharedBlockConfig)}
+    number, users = int(path[1]), [i for i, user in calls.items() if user.block == c.block]
+    call, mamba = list(calls).index(number), f"{number}.mamba_decoder.mamba"
+
+    def stored(module: str) -> list[str]:
+        return [f"{i}.shared_transformer.{module}" for i in users]
+
+    fused = {
+        "block.mlp.{}": ("feed_forward.gate_up_proj", hidden),
+        "mlp_adapters.{}.up": (f"feed_forward.gate_up_proj_adapter_list.{call}.1", c.rank),
     }
-    fused = [f"{name}.feed_forward.gate_up_proj.weight" for name in names]
-    return [
-        *(
-            tensor((*path, *end), [f"{name}.{part}.weight" for name in names], shape, float32=len(shape) == 1)
-            for end, (part, shape) in shapes.items()
-        ),
-        *_halves((*path, "mlp"), (), fused, width, hidden),
-    ]
-
-
-def _halves(path: Path, end: Path, names: list[str], width: int, inputs: int) -> list[Weight]:
-    parts = zip(("gate_proj", "up_proj"), np.split(np.arange(2 * width), 2), strict=True)
-    return [
-        Weight((*path, part, *end), (width, inputs), tuple(rows(name, (2 * width, inputs), half) for name in names))
-        for part, half in parts
-    ]
-
-
-def _adapters(c: SharedBlockConfig, hidden: int, path: Path, names: list[str], call: int) -> list[Weight]:
-    lists = [f"{name}.feed_forward.gate_up_proj_adapter_list.{call}" for name in names]
-    weights = [
-        tensor((*path, "mlp_adapters", "gate_proj", "down"), [f"{name}.0.weight" for name in lists], (c.rank, hidden)),
-        *_halves((*path, "mlp_adapters"), ("up",), [f"{name}.1.weight" for name in lists], c.mlp.width, c.rank),
-    ]
-    for part in ("q_proj", "k_proj", "v_proj") if c.attention_adapters else ():
-        lists = [f"{name}.self_attn.linear_{part[0]}_adapter_list.{call}" for name in names]
-        adapter, size = (*path, "attention_adapters", part), c.attention.heads * c.attention.head_dim
-        weights += [
-            tensor((*adapter, "down"), [f"{name}.0.weight" for name in lists], (c.rank, 2 * hidden)),
-            tensor((*adapter, "up"), [f"{name}.1.weight" for name in lists], (size, c.rank)),
-        ]
-    return weights
+    sources: dict[str, list[WeightSource]] = {}
+    for part, (module, inputs) in fused.items():
+        sizes = {part.format(name): c.mlp.width for name in ("gate_proj", "up_proj")}
+        for name in stored(module):
+            for half, options in split_rows(f"model.layers.{name}.weight", sizes, inputs).items():
+                sources.setdefault(half, []).extend(options)
+    names = {
+        "block.attention": stored("self_attn"),
+        "block.mlp": stored("feed_forward"),
+        "block.norm": stored("input_layernorm"),
+        "block.mlp_norm": stored("pre_ff_layernorm"),
+        "mlp_adapters.gate_proj.down": stored(f"feed_forward.gate_up_proj_adapter_list.{call}.0"),
+        "linear": f"{number}.linear",
+        "norm": f"{number}.mamba_decoder.input_layernorm",
+        "mamba": mamba,
+        "mamba.conv_bias": f"{mamba}.conv1d.bias",
+    }
+    for part in ("q_proj", "k_proj", "v_proj"):
+        adapter = f"self_attn.linear_{part[0]}_adapter_list.{call}"
+        names |= {f"attention_adapters.{part}.{end}": stored(f"{adapter}.{i}") for i, end in enumerate(("down", "up"))}
+    weights = branch_weights(c, hidden, path, "model.layers", names, sources=sources)
+    return [weight for weight in weights if number == users[0] or "block" not in weight.path]
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    calls = {i: c for i, (c,) in enumerate(config.layers) if isinstance(c, SharedBlockConfig)}
-
-    def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-        if isinstance(c, Mamba2Config):
-            norm = norm_weight(hidden, path[:-1], f"{layer}.input_layernorm")
-            return [norm, *mamba2_weights(c, hidden, path, f"{layer}.mamba")]
-        assert isinstance(c, SharedBlockConfig)
-        users = [i for i, call in calls.items() if call.block == c.block]
-        names = [f"model.layers.{i}.shared_transformer" for i in users]
-        first = f"model.layers.{users[0]}" == layer
-        return [
-            *(_block(c, hidden, (*path, "block"), names) if first else []),
-            *_adapters(c, hidden, path, names, [f"model.layers.{i}" for i in calls].index(layer)),
-            tensor((*path, "linear"), f"{layer}.linear.weight", (hidden, hidden)),
-            norm_weight(hidden, path, f"{layer}.mamba_decoder.input_layernorm"),
-            *mamba2_weights(c.mamba, hidden, (*path, "mamba"), f"{layer}.mamba_decoder.mamba"),
-        ]
-
+    describe = by_kind({Mamba2Config: ("", _mamba), SharedBlockConfig: ("", partial(_call, config))})
     return decoder_weights(config, describe, norms=(), final_norm="model.final_layernorm.weight")
 
 
-ZAMBA2 = Family(
-    "zamba2", ("zamba2",), read_config, weights, architectures=text_classes("Zamba2"),
-    mixers=(MAMBA2_MIXER, SHARED_BLOCK),
-)  # fmt: skip
+ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, MAMBA2_MIXER, SHARED_BLOCK)

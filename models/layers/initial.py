@@ -26,3 +26,10 @@ def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
     """Sample normal float32 values with variance 1 / fan-in (the last dimension)."""
     return parameter(jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5, *sharded)
+
+
+class OneKey(nnx.Rngs):
+    """A single key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
+
+    def params(self) -> Array:
+        return jax.random.key(0)

@@ -7,21 +7,18 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float32
 
 from models.layers.activations import scaled
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import rms_norm
-from models.layers.short_conv import layer_conv
-from models.mixers.recurrent import Recurrent
+from models.mixers.recurrent import DeltaRule, HeadOutputs, Inner
 from models.ops.float32 import silu_gated
-from models.ops.layout import merge_heads
 from models.ops.linear import joined_linear, linear
-from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
+from models.ops.recurrences.delta_rule import DeltaTokens
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, LaneInfo
+from models.state.shapes import Activations
 from models.state.state import ConvRecurrentState, conv_recurrent
 
 
@@ -78,12 +75,12 @@ class GatedDeltaNetConfig:
         return GatedDeltaNet(self, hidden, rngs)
 
 
-class GatedDeltaNet(Recurrent):
+class GatedDeltaNet(DeltaRule):
     """Mixer: projections -> short convolution -> gated delta rule -> gated norm -> projection."""
 
     def __init__(self, config: GatedDeltaNetConfig, hidden: int, rngs: nnx.Rngs):
         c = config
-        self.config = config
+        self.config, self.key_heads = config, config.key_heads
         channels, heads = shard_outputs(*c.segments), shard_outputs(Segment(c.value_heads, c.value_heads))
         values = Segment(c.value_width, c.value_heads)
         self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
@@ -100,10 +97,7 @@ class GatedDeltaNet(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.segments, c.value_heads, c.key_size, c.value_size)
 
-    def sites(self) -> dict[str, int]:
-        return {"recurrent": self.config.value_heads}
-
-    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Inner]:
         c = self.config
 
         def gates(b: Array, a: Array, rate: Array, bias: Array) -> tuple[Array, Array]:
@@ -114,22 +108,8 @@ class GatedDeltaNet(Recurrent):
         mixed, gate = (linear(x, weight[...], c.devices) for weight in (self.in_proj_qkv, self.in_proj_z))
         return DeltaTokens(mixed, log_decay, beta), gate
 
-    def recur(
-        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
-        out, recurrent = run_delta_rule(mixed, c.key_heads, tokens, info, state.recurrent, c.devices)
-        return out, ConvRecurrentState(conv, recurrent)
-
-    def project_out(
-        self,
-        mixed: Float32[Array, "lane token value_head value"],
-        gate: Float32[Array, "lane token inner"],
-        info: LaneInfo,
-    ) -> Activations:
+    def gated(self, mixed: HeadOutputs, gate: Inner) -> HeadOutputs:
         c = self.config
         normed, gate = rms_norm(mixed, self.norm[...] + c.norm_offset, c.eps), gate.reshape(mixed.shape)
         gated = silu_gated(gate, normed) if c.gate == "silu" else jax.nn.sigmoid(gate) * normed
-        gated = scaled(gated, c.gate_factor)
-        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], c.devices)
+        return scaled(gated, c.gate_factor)

@@ -1,23 +1,19 @@
 """Gated short convolution of LFM2."""
 
 from dataclasses import dataclass
-from typing import Any
 
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
-from jaxtyping import Float32
 
 from models.layers.initial import matrix
 from models.layers.short_conv import layer_conv
+from models.mixers.recurrent import Inner, Recurrent
 from models.ops.linear import linear
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
 from models.state.shapes import Activations, LaneInfo
-from models.state.state import ConvRecurrentState, Stateful, state_array
-
-Inputs = Float32[Array, "lane token channel"]
+from models.state.state import ConvRecurrentState, state_array
 
 
 @dataclass(frozen=True)
@@ -35,7 +31,7 @@ class GatedShortConvConfig:
         return GatedShortConv(self, hidden, rngs)
 
 
-class GatedShortConv(Stateful):
+class GatedShortConv(Recurrent):
     """Mixer `out_proj(c * conv(b * u))` with `[b | c | u] = in_proj x`."""
 
     def __init__(self, config: GatedShortConvConfig, hidden: int, rngs: nnx.Rngs):
@@ -51,18 +47,14 @@ class GatedShortConv(Stateful):
         channels = (Segment(c.channels, c.channels),)
         return ConvRecurrentState(state_array(role="conv", tap=c.kernel - 1, channel=channels), None)
 
-    def __call__(self, x: Activations, info: LaneInfo, state: ConvRecurrentState) -> tuple[Activations, Any]:
-        """Mix the tokens; with `info.verifying` return the inputs instead of the state."""
+    def project_in(self, x: Activations) -> tuple[Inner, Inner]:
         b, c, u = jnp.split(linear(x, self.in_proj[...], self.config.devices), 3, axis=-1)
-        inputs = b * u
-        mixed, state = self._convolve(inputs, info, state)
-        out = linear(c * mixed, self.out_proj[...], self.config.devices)
-        return out, inputs if info.verifying else state
+        return b * u, c
 
-    def commit(self, pending: Inputs, info: LaneInfo, state: ConvRecurrentState) -> ConvRecurrentState:
-        return self._convolve(pending, info, state)[1]
-
-    def _convolve(self, inputs: Inputs, info: LaneInfo, state: ConvRecurrentState) -> tuple[Inputs, Any]:
+    def recur(self, tokens: Inner, info: LaneInfo, state: ConvRecurrentState) -> tuple[Inner, ConvRecurrentState]:
         devices = self.config.devices
-        mixed, conv = layer_conv(inputs, self.conv[...], state.conv, info, devices=devices, activated=False)
+        mixed, conv = layer_conv(tokens, self.conv[...], state.conv, info, devices=devices, activated=False)
         return mixed, ConvRecurrentState(conv, None)
+
+    def project_out(self, mixed: Inner, gate: Inner, info: LaneInfo) -> Activations:
+        return linear(gate * mixed, self.out_proj[...], self.config.devices)

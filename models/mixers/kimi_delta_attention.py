@@ -9,19 +9,16 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
-from jaxtyping import Float32
 
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import rms_norm
-from models.layers.short_conv import layer_conv
-from models.mixers.recurrent import Recurrent
-from models.ops.layout import merge_heads
+from models.mixers.recurrent import DeltaRule, HeadOutputs, Inner
 from models.ops.linear import linear
-from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
+from models.ops.recurrences.delta_rule import DeltaTokens
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.state.shapes import Activations, LaneInfo
+from models.state.shapes import Activations
 from models.state.state import ConvRecurrentState, conv_recurrent
 
 
@@ -78,12 +75,12 @@ class GateProjection(nnx.Module):
         return linear(x, self.up[...], self.devices)
 
 
-class KimiDeltaAttention(Recurrent):
+class KimiDeltaAttention(DeltaRule):
     """Mixer: x -> projections -> short convolution -> delta rule -> gated norm -> projection."""
 
     def __init__(self, config: KimiDeltaAttentionConfig, hidden: int, rngs: nnx.Rngs):
         c = config
-        self.config = config
+        self.config, self.key_heads = config, config.heads
         channels, heads = shard_outputs(c.segment, c.segment, c.segment), shard_outputs(Segment(c.heads, c.heads))
         self.in_proj_qkv = matrix(rngs, c.channels, hidden, sharded=(channels,))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
@@ -106,27 +103,10 @@ class KimiDeltaAttention(Recurrent):
         rate = jnp.exp(self.A_log[...])[None, None, :, None]
         return -rate * jax.nn.softplus(f) if c.lower_bound is None else c.lower_bound * jax.nn.sigmoid(rate * f)
 
-    def sites(self) -> dict[str, int]:
-        return {"recurrent": self.config.heads}
-
-    def project_in(self, x: Activations) -> tuple[DeltaTokens, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[DeltaTokens, Inner]:
         devices = self.config.devices
         beta = jax.nn.sigmoid(linear(x, self.in_proj_b[...], devices))
         return DeltaTokens(linear(x, self.in_proj_qkv[...], devices), self.log_decay(x), beta), self.gate(x)
 
-    def recur(
-        self, tokens: DeltaTokens, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
-        c = self.config
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, devices=c.devices)
-        out, recurrent = run_delta_rule(mixed, c.heads, tokens, info, state.recurrent, c.devices)
-        return out, ConvRecurrentState(conv, recurrent)
-
-    def project_out(
-        self,
-        mixed: Float32[Array, "lane token value_head value"],
-        gate: Float32[Array, "lane token inner"],
-        info: LaneInfo,
-    ) -> Activations:
-        gated = rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))
-        return linear(merge_heads(info.hooked_heads(gated, "recurrent")), self.out_proj[...], self.config.devices)
+    def gated(self, mixed: HeadOutputs, gate: Inner) -> HeadOutputs:
+        return rms_norm(mixed, self.norm[...], self.config.eps) * jax.nn.sigmoid(gate.reshape(mixed.shape))

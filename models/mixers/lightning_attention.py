@@ -10,13 +10,11 @@ from dataclasses import dataclass
 import jax
 import jax.numpy as jnp
 from flax import nnx
-from jax import Array
-from jaxtyping import Float32
 
 from models.layers.initial import matrix, parameter
 from models.layers.norms import RMSNorm, grouped_rms_norm
 from models.layers.rope import Rope
-from models.mixers.recurrent import Recurrent
+from models.mixers.recurrent import HeadOutputs, HeadRecurrence, Inner
 from models.ops.float32 import silu
 from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs
@@ -71,7 +69,7 @@ class LightningAttentionConfig:
         return LightningAttention(self, hidden, rngs)
 
 
-class LightningAttention(Recurrent):
+class LightningAttention(HeadRecurrence):
     """Mixer: x -> projection -> recurrence with fixed decay -> gated norm -> projection."""
 
     def __init__(self, config: LightningAttentionConfig, hidden: int, rngs: nnx.Rngs):
@@ -92,19 +90,11 @@ class LightningAttention(Recurrent):
         recurrent = state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size)
         return ConvRecurrentState(None, recurrent)
 
-    def sites(self) -> dict[str, int]:
-        """Count each head as a recurrence."""
-        return {"recurrent": self.config.heads}
-
-    def project_in(
-        self, x: Activations
-    ) -> tuple[Float32[Array, "lane token channel"], Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[Inner, Inner]:
         mixed, gate = (linear(x, weight[...], self.config.devices) for weight in (self.in_proj, self.gate))
         return silu(mixed) if self.config.activated else mixed, gate
 
-    def recur(
-        self, tokens: Float32[Array, "lane token channel"], info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+    def recur(self, tokens: Inner, info: LaneInfo, state: ConvRecurrentState) -> tuple[HeadOutputs, ConvRecurrentState]:
         c = self.config
         lanes, length, _ = tokens.shape
         q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))
@@ -120,17 +110,10 @@ class LightningAttention(Recurrent):
         out, recurrent = ssd(inputs, keep_state=info.verifying)
         return out, ConvRecurrentState(None, recurrent)
 
-    def project_out(
-        self,
-        mixed: Float32[Array, "lane token value_head value"],
-        gate: Float32[Array, "lane token inner"],
-        info: LaneInfo,
-    ) -> Activations:
-        """Norm the outputs of each group of heads, gate and project them."""
+    def gated(self, mixed: HeadOutputs, gate: Inner) -> Inner:
+        """Norm the outputs of each group of heads, and gate them."""
         c = self.config
-        y = grouped_rms_norm(
+        normed = grouped_rms_norm(
             mixed.reshape(gate.shape), self.norm[...], c.groups, c.eps, c.devices, c.group_devices
-        ) * jax.nn.sigmoid(gate)
-        if info.hooks is not None:
-            y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
-        return linear(y, self.out_proj[...], c.devices)
+        )
+        return normed * jax.nn.sigmoid(gate)

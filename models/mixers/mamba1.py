@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
-from jaxtyping import Float32
 
 from models.layers.initial import matrix, parameter
 from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
-from models.mixers.recurrent import Recurrent
+from models.mixers.recurrent import Inner, Recurrent
 from models.ops.float32 import full_einsum, silu_gated
 from models.ops.layout import unfused
 from models.ops.linear import linear
@@ -20,8 +19,6 @@ from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.state.rows import put_rows, take_rows
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, state_array
-
-Inner = Float32[Array, "lane token inner"]
 
 
 @dataclass(frozen=True)

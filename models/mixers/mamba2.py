@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import grouped_rms_norm
 from models.layers.short_conv import layer_conv
-from models.mixers.recurrent import Recurrent
+from models.mixers.recurrent import HeadOutputs, HeadRecurrence, Inner
 from models.ops.float32 import silu
 from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
@@ -90,7 +90,7 @@ class Mamba2Tokens(NamedTuple):
     step: Float32[Array, "lane token value_head"]
 
 
-class Mamba2(Recurrent):
+class Mamba2(HeadRecurrence):
     """Mixer: x -> projection -> short convolution -> SSD -> gated norm -> projection."""
 
     def __init__(self, config: Mamba2Config, hidden: int, rngs: nnx.Rngs):
@@ -110,10 +110,7 @@ class Mamba2(Recurrent):
         c = self.config
         return conv_recurrent(c.kernel, c.segments[1:4], c.heads, c.state_size, c.head_size)
 
-    def sites(self) -> dict[str, int]:
-        return {"recurrent": self.config.heads}
-
-    def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Float32[Array, "lane token inner"]]:
+    def project_in(self, x: Activations) -> tuple[Mamba2Tokens, Inner]:
         c = self.config
         projected = linear(x, self.in_proj[...], c.devices)
         if any(factor != 1.0 for factor in c.multipliers):
@@ -128,7 +125,7 @@ class Mamba2(Recurrent):
 
     def recur(
         self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
-    ) -> tuple[Float32[Array, "lane token value_head value"], ConvRecurrentState]:
+    ) -> tuple[HeadOutputs, ConvRecurrentState]:
         c = self.config
         lanes, length, _ = tokens.conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
@@ -146,22 +143,9 @@ class Mamba2(Recurrent):
         out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)
         return out, ConvRecurrentState(conv, recurrent)
 
-    def project_out(
-        self,
-        mixed: Float32[Array, "lane token value_head value"],
-        gate: Float32[Array, "lane token inner"],
-        info: LaneInfo,
-    ) -> Activations:
-        y = self._gate(mixed.reshape(gate.shape), gate)
-        if info.hooks is not None:
-            y = info.hooked_heads(y.reshape(mixed.shape), "recurrent").reshape(y.shape)
-        return linear(y, self.out_proj[...], self.config.devices)
-
-    def _gate(
-        self, y: Float32[Array, "lane token inner"], z: Float32[Array, "lane token inner"]
-    ) -> Float32[Array, "lane token inner"]:
+    def gated(self, mixed: HeadOutputs, gate: Inner) -> Inner:
         c = self.config
-        gate = silu(z)
+        y, gate = mixed.reshape(gate.shape), silu(gate)
         if self.norm is None:
             return y * gate
         if c.norm == "gated":

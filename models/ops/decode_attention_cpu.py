@@ -54,20 +54,19 @@ class AttentionInputs(NamedTuple):
 AttentionForm = Callable[[AttentionInputs], tuple[Vectors, Caches]]
 
 
-def unsupported(inputs: AttentionInputs, value_size: int) -> str | None:
+def supports(inputs: AttentionInputs, value_size: int) -> bool:
     keys, values = inputs.caches
     if any(vectors is not None and vectors.dtype != jnp.float32 for vectors in inputs[:3]):
-        return "queries, keys or values of another dtype than float32"
-    if str(keys.dtype) not in DTYPES or (values is not None and values.dtype != keys.dtype):
-        return f"a cache of {keys.dtype}: expected {' or '.join(DTYPES)}"
-    if inputs.query.shape[3] != keys.shape[3] or (values is not None and values.shape[3] != value_size):
-        return "keys or values that are stored in more numbers than they have"
-    if any(jax.typeof(array).mat.varying for array in jax.tree.leaves(inputs)):
-        return "a value for each device of a mesh"  # steps in place over a mesh are neither proved nor tested
-    return None
+        return False
+    if str(keys.dtype) not in DTYPES or inputs.query.shape[3] != keys.shape[3]:
+        return False
+    if values is not None and (values.dtype != keys.dtype or values.shape[3] != value_size):
+        return False
+    # Steps in place over a mesh are neither proved nor tested.
+    return not any(jax.typeof(array).mat.varying for array in jax.tree.leaves(inputs))
 
 
-KERNEL = Kernel(ATTENTION, "cpu", unsupported)
+KERNEL = Kernel(ATTENTION, "cpu", supports)
 
 
 def decode_attention_cpu(

@@ -6,7 +6,7 @@ blocks in turn, for equal work; a row's bits do not depend on other rows.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -44,16 +44,13 @@ def key_parts(size: int, value_size: int, shared: bool) -> tuple[int, ...]:
     return (value_size, size - value_size) if shared and size > value_size else (size,)
 
 
-def unsupported(query: Any, key: Any, value: Any, value_size: int) -> str | None:
-    rows = query.shape[1] * query.shape[2] // key.shape[1]
-    parts = {value_size, *key_parts(query.shape[3], value_size, value is None)}
-    if any(size & (size - 1) or not MIN_ROWS <= size <= MAX_SIZE for size in parts):
-        return f"keys or values in parts of {sorted(parts)}: expected powers of two from {MIN_ROWS} to {MAX_SIZE}"
-    if bfloat16_terms(key.dtype) > 1 and max(query.shape[3], value_size) > MAX_SPLIT_SIZE:
-        return f"{query.shape[3]} numbers of a key in {key.dtype}: expected at most {MAX_SPLIT_SIZE}"
-    if tile_rows(rows, query.shape[3], value_size, key.dtype) is None:
-        return f"{rows} rows of {query.shape[3]} for a key/value head: more than {shared_memory()} bytes of operands"
-    return None
+def supports(query: Any, key: Any, value: Any, value_size: int) -> bool:
+    size, parts = query.shape[3], {value_size, *key_parts(query.shape[3], value_size, value is None)}
+    if any(part & (part - 1) or not MIN_ROWS <= part <= MAX_SIZE for part in parts):
+        return False
+    if bfloat16_terms(key.dtype) > 1 and max(size, value_size) > MAX_SPLIT_SIZE:
+        return False
+    return tile_rows(query.shape[1] * query.shape[2] // key.shape[1], size, value_size, key.dtype) is not None
 
 
 def tile_rows(rows: int, size: int, value_size: int, dtype: Any) -> int | None:
@@ -83,7 +80,7 @@ def turn_size(rows: int, size: int, value_size: int, dtype: Any) -> tuple[int, i
     return None
 
 
-KERNEL = Kernel("decode_attention_kernel", "gpu", unsupported)
+KERNEL = Kernel("decode_attention_kernel", "gpu", supports)
 
 
 def padded_rows(rows: int) -> int:
@@ -100,25 +97,18 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
 
-class AttentionTiles(NamedTuple):
-    """Sizes of a program instance.
-
-    Attributes:
-        parts: of a lane's blocks.
-        block: positions of an iteration, a divisor of a page's.
-        sizes: of the loads of a key.
-        value_size: numbers of a value.
-        window: visible positions of a row; None for all.
-    """
-
-    parts: int
-    block: int
-    sizes: tuple[int, ...]
-    value_size: int
-    window: int | None
-
-
-def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest: Any, tiles: AttentionTiles) -> None:
+def decode_attention_kernel(
+    table: Any,
+    limit: Any,
+    query: Any,
+    key: Any,
+    *rest: Any,
+    parts: int,
+    block: int,
+    sizes: tuple[int, ...],
+    value_size: int,
+    window: int | None,
+) -> None:
     """Attend from a tile of rows to one part of the positions.
 
     Args:
@@ -127,10 +117,14 @@ def decode_attention_kernel(table: Any, limit: Any, query: Any, key: Any, *rest:
         query: [row, key].
         rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], weighted values
             [row, value].
+        parts: of a lane's blocks.
+        block: positions of an iteration, a divisor of a page's.
+        sizes: of the loads of a key.
+        value_size: numbers of a value.
+        window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    parts, block, sizes, value_size, window = tiles
     value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
     lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(3)
     in_page = KV_BLOCK // block
@@ -201,8 +195,6 @@ def _merged(
     limit: Array, parts: tuple[Array, Array, Array], tile: int, rows: int, *, interpret: bool
 ) -> Float32[Array, "lane kv_head query value"]:
     """Merge the parts of every row; tiles are padded to a power of two rows."""
-    from jax.experimental import pallas as pl
-
     lanes, heads, count, _, value = parts[2].shape
     written, columns = power_of_two(tile), min(value, max(MIN_ROWS, MAX_MERGED // power_of_two(count)))
 
@@ -211,17 +203,14 @@ def _merged(
             place = lax.div(row, np.int32(tile)) * np.int32(written) + lax.rem(row, np.int32(tile))
             return lane, head, 0, place, *(column for _ in columns)
 
-        return pl.BlockSpec((pl.Squeezed(), pl.Squeezed(), count, pl.Squeezed(), *columns), index)
+        return (None, None, count, None, *columns), index
 
-    of_row = pl.BlockSpec((pl.Squeezed(), 1), lambda lane, head, row, column: (lane, row))
-    result = pl.BlockSpec((*[pl.Squeezed()] * 3, columns), lambda *indices: indices)
+    of_row = (None, 1), lambda lane, head, row, column: (lane, row)
     return gpu_call(
         merge_parts_kernel,
-        pl.GridSpec(
-            grid=(lanes, heads, rows, value // columns),
-            in_specs=[of_row, of_parts(), of_parts(), of_parts(columns)],
-            out_specs=result,
-        ),
+        (lanes, heads, rows, value // columns),
+        [of_row, of_parts(), of_parts(), of_parts(columns)],
+        ((None, None, None, columns), lambda *indices: indices),
         result_like((lanes, heads, rows, value), jnp.float32, parts[2]),
         interpret=interpret,
     )(limit, *parts)
@@ -242,11 +231,9 @@ def decode_attention(
 
     `value` None: the first numbers of the keys. With a window, pages begin with the first row's window.
     """
-    from jax.experimental import pallas as pl
-
     lanes, kv_heads, rows, size = query.shape
     context, tile = pages.shape[1] * KV_BLOCK, tile_rows(rows, size, value_size, key.dtype)
-    assert tile is not None, "by `unsupported`"
+    assert tile is not None, "by `supports`"
     count, tiles = padded_rows(tile), -(-rows // tile)
     if (padding := tiles * tile - rows) > 0:
         query = jnp.pad(query, [(0, 0), (0, 0), (0, padding), (0, 0)])
@@ -257,30 +244,21 @@ def decode_attention(
     block, stages = turn
 
     def cut(*sizes: int) -> Any:
-        block = pl.Squeezed(), pl.Squeezed(), *sizes
-        return pl.BlockSpec(block, lambda lane, head, tile, part: (lane, head, tile, *(0 for _ in sizes[1:])))
+        return (None, None, *sizes), lambda lane, head, tile, part: (lane, head, tile, *(0 for _ in sizes[1:]))
 
     def result(*sizes: int) -> Any:
-        block = pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), *sizes
-        return pl.BlockSpec(block, lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:])))
+        shape = None, None, None, *sizes
+        return shape, lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:]))
 
     caches = [key] if value is None else [key, value]
     written = power_of_two(tile)
     shapes = (written,), (written,), (written, value_size)
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
-    sizes = AttentionTiles(parts, block, key_parts(size, value_size, value is None), value_size, window)
+    loads = key_parts(size, value_size, value is None)
     results = gpu_call(
-        partial(decode_attention_kernel, tiles=sizes),
-        pl.GridSpec(
-            grid=(lanes, kv_heads, tiles, parts),
-            in_specs=[
-                unblocked,
-                pl.BlockSpec((pl.Squeezed(), tile), lambda lane, head, tile, part: (lane, tile)),
-                cut(tile, size),
-                *(unblocked for _ in caches),
-            ],
-            out_specs=[result(*shape) for shape in shapes],
-        ),
+        partial(decode_attention_kernel, parts=parts, block=block, sizes=loads, value_size=value_size, window=window),
+        (lanes, kv_heads, tiles, parts),
+        [None, ((None, tile), lambda lane, head, tile, part: (lane, tile)), cut(tile, size), *(None for _ in caches)],
+        [result(*shape) for shape in shapes],
         [result_like((lanes, kv_heads, parts, tiles * first, *rest), jnp.float32, key) for first, *rest in shapes],
         warps=8 if count * value_size * min(2, bfloat16_terms(key.dtype)) > 4096 else 4,
         stages=stages,

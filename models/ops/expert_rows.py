@@ -6,7 +6,7 @@ matrix: the kernel also applies SwiGLU.
 """
 
 from functools import partial
-from typing import Any, NamedTuple
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -17,7 +17,7 @@ from models.ops.float32 import silu_gated
 from models.ops.gpu_call import gpu_call, has_group_products, load_if, shared_memory, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
-from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
+from models.ops.weight_tiles import numbers_of, supports_weight, turn_span, turn_terms
 
 MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 128, 128, 64
 """Rows and columns of one product, and the terms of one iteration."""
@@ -33,32 +33,26 @@ MAX_WARP_NUMBERS = 1 << 13
 """Results of one product that four warps hold in registers."""
 
 
-def unsupported(weight: Any, gated: bool = False) -> str | None:
-    if any(size % MIN_ROWS for size in weight.shape[1:]) or (gated and weight.shape[1] % (2 * MIN_ROWS)):
-        return f"matrices of {weight.shape[1:]}: expected multiples of {MIN_ROWS}, for gate and up each"
-    return unsupported_weight(weight)
+def supports(weight: Any, gated: bool = False) -> bool:
+    _, outputs, inputs = weight.shape
+    return not outputs % (MIN_ROWS * (1 + gated)) and not inputs % MIN_ROWS and supports_weight(weight)
 
 
-KERNEL = Kernel("expert_rows_kernel", "gpu", unsupported)
-
-
-class ExpertTiles(NamedTuple):
-    """Sizes of a program instance.
-
-    Attributes:
-        segment: sorted rows of experts that begin in it.
-        rows, columns: size of one product.
-        terms: terms that one iteration sums.
-    """
-
-    segment: int
-    rows: int
-    columns: int
-    terms: int
+KERNEL = Kernel("expert_rows_kernel", "gpu", supports)
 
 
 def expert_rows_kernel(
-    expert: Any, order: Any, x: Any, *refs: Any, tiles: ExpertTiles, choices: int, gated: bool, weight: Any
+    expert: Any,
+    order: Any,
+    x: Any,
+    *refs: Any,
+    segment: int,
+    rows: int,
+    columns: int,
+    terms: int,
+    choices: int,
+    gated: bool,
+    weight: Any,
 ) -> None:
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
@@ -68,13 +62,15 @@ def expert_rows_kernel(
         x: [place // choices, in], in full, in the dtype of the weights, or float32.
         refs: in full, the weight's arrays [expert, out, in], and the result [place, out], zero for rows without an
             expert; perhaps with further places.
+        segment: sorted rows of experts that begin in it.
+        rows, columns: size of one product.
+        terms: terms that one iteration sums.
         choices: adjacent places with one row of x.
         gated: as for `expert_dot`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
     *arrays, out = refs
-    segment, rows, columns, terms = tiles
     count, none, inputs = order.shape[0], arrays[0].shape[0], x.shape[1]
     first = pl.program_id(1) * columns
     column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
@@ -140,8 +136,6 @@ def expert_rows(
     interpret: bool,
 ) -> Float32[Array, "row *choice result"]:
     """Multiply rows by their experts' matrices; arguments as for `expert_dot`."""
-    from jax.experimental import pallas as pl
-
     count, experts = expert.size, weight.shape[0]
     choices, outputs = count // len(x), weight.shape[1] // (1 + gated)
     rows = tile_rows(count, experts)
@@ -158,22 +152,20 @@ def expert_rows(
     terms = turn_terms([weight], _terms(rows + (1 + gated) * columns, jnp.dtype(weight.dtype).itemsize))
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
-    full_spec = pl.BlockSpec(memory_space=pl.ANY)
     rounded = x if count <= MAX_ROUNDED_ROWS else x.astype(weight.dtype)
-    tiles = ExpertTiles(segment, rows, columns, terms)
-    kernel = partial(expert_rows_kernel, tiles=tiles, choices=choices, gated=gated, weight=tree)
+    sizes_of_tiles = {"segment": segment, "rows": rows, "columns": columns, "terms": terms}
+    kernel = partial(expert_rows_kernel, **sizes_of_tiles, choices=choices, gated=gated, weight=tree)
     product = gpu_call(
         kernel,
-        pl.GridSpec(
-            grid=(-(-count // segment), outputs // columns), in_specs=[full_spec] * (3 + len(arrays)),
-            out_specs=full_spec,
-        ),
+        (-(-count // segment), outputs // columns),
+        [None] * (3 + len(arrays)),
+        None,
         result_like((places, outputs), jnp.float32, rounded),
         warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS // (1 if has_group_products() else 2) else 4,
         stages=STAGES,
         interpret=interpret,
         reads={3 + number: reads * size for number, size in enumerate(sizes)},
-    )(*pairs, rounded, *arrays)  # fmt: skip
+    )(*pairs, rounded, *arrays)
     return product[:count].reshape((*expert.shape, outputs))
 
 

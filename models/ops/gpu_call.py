@@ -9,6 +9,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+Spec = tuple[tuple[int | None, ...], Callable[..., tuple[Any, ...]]] | None
 READ, WRITTEN = "read", "written"
 """Keys of a kernel's metadata: bytes read and written, for the audit."""
 SHARED_MEMORY = {
@@ -59,7 +60,9 @@ def _device_names() -> tuple[str, str]:
 
 def gpu_call(
     kernel: Callable[..., None],
-    grid_spec: Any,
+    grid: tuple[int, ...],
+    in_specs: Sequence[Spec],
+    out_specs: Any,
     out_shape: Any,
     *,
     warps: int = 4,
@@ -72,6 +75,9 @@ def gpu_call(
 
     Args:
         kernel: function of references, or a `partial`; certificates list its name.
+        in_specs, out_specs: block of each operand, and of the result or of each in a list: its shape, with None for a
+            dimension without a block, and the function of the grid's indices that returns its number; None: the whole
+            array, which the kernel indexes.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
         reads: number of an operand -> bytes of all instances, if not each number once.
@@ -87,13 +93,23 @@ def gpu_call(
     if warps > MAX_WARPS or warps & (warps - 1):
         raise ValueError(f"{name}: {warps} warps of 32 threads, expected a power of two, at most {MAX_WARPS}")
 
+    def block(spec: Spec) -> Any:
+        return pl.BlockSpec(memory_space=pl.ANY) if spec is None else pl.BlockSpec(*spec)
+
+    outputs = out_specs if isinstance(out_specs, list) else [out_specs]
+    results = [block(spec) for spec in outputs]
+    grid_spec = pl.GridSpec(
+        grid=grid,
+        in_specs=[block(spec) for spec in in_specs],
+        out_specs=results if isinstance(out_specs, list) else results[0],
+    )
+
     def run(*operands: jax.Array) -> Any:
-        specs = *jax.tree.leaves(grid_spec.in_specs), *jax.tree.leaves(grid_spec.out_specs)
-        for spec, array in zip(specs, (*operands, *jax.tree.leaves(out_shape)), strict=True):
+        arrays = *operands, *jax.tree.leaves(out_shape)
+        for spec, array in zip((*in_specs, *outputs), arrays, strict=True):
             # Triton does not mask the last block: it would reach into foreign memory.
-            sizes = zip(spec.block_shape or (), array.shape, strict=False)
-            if any(isinstance(size, int) and full % size for size, full in sizes):
-                raise ValueError(f"{name}: blocks of {spec.block_shape} do not divide an array of {array.shape}")
+            if spec is not None and any(size and full % size for size, full in zip(spec[0], array.shape, strict=True)):
+                raise ValueError(f"{name}: blocks of {spec[0]} do not divide an array of {array.shape}")
         read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape))
         written |= {result: read[operand] for operand, result in (aliases or {}).items()}
         return pl.pallas_call(

@@ -34,12 +34,12 @@ class Kernel:
     Attributes:
         platform: compilation target. GPU kernels reject old GPUs, and offsets that wrap: above 2^31 numbers in up to
             2^32 bytes. CPU kernels need the C++ library; the mode "interpret" runs the others.
-        unsupported: (operands) -> reason to reject them, or None.
+        supports: (operands) -> whether it takes them.
     """
 
     name: str
     platform: str
-    unsupported: Callable[..., str | None] = field(repr=False)
+    supports: Callable[..., bool] = field(repr=False)
 
     def chosen(self, devices: Devices, *operands: Any) -> bool:
         """Return whether the kernel runs; raises ValueError for an unknown mode."""
@@ -52,7 +52,7 @@ class Kernel:
         on_gpu = self.platform == "gpu"
         if on_gpu and ((compiled and not runs_kernels()) or any(map(_wraps, jax.tree.leaves(operands)))):
             return False
-        return self.unsupported(*operands) is None
+        return self.supports(*operands)
 
 
 class RowKernel(NamedTuple):

@@ -14,7 +14,7 @@ from jaxtyping import Float, Float32, Int32, Shaped
 from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, unsupported_rows
+from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, supports_rows
 from models.sharding.varying import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
@@ -30,24 +30,16 @@ class ProductForm(NamedTuple):
     instructions: str
 
 
-def _unsupported(x: Any, weight: Any) -> str | None:
-    return _unsupported_numbers(weight) or unsupported_rows(x.shape[0], weight.dtype, MORE_PACKED_ROWS)
+def _supports(x: Any, weight: Any) -> bool:
+    return weight.dtype in DTYPES and supports_rows(x.shape[0], weight.dtype, MORE_PACKED_ROWS)
 
 
-def _unsupported_experts(x: Any, weight: Any) -> str | None:
-    if (reason := _unsupported_numbers(weight)) is not None:
-        return reason
-    if not 1 <= x.shape[0] <= MAX_EXPERT_ROWS:
-        return f"{x.shape[0]} rows: expected 1 to {MAX_EXPERT_ROWS}"
-    return None
+def _supports_experts(x: Any, weight: Any) -> bool:
+    return weight.dtype in DTYPES and 1 <= x.shape[0] <= MAX_EXPERT_ROWS
 
 
-def _unsupported_numbers(weight: Any) -> str | None:
-    return None if weight.dtype in DTYPES else f"numbers of {weight.dtype}: expected {' or '.join(DTYPES)}"
-
-
-KERNEL = Kernel("hybridlm_packed_product", "cpu", _unsupported)
-EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", "cpu", _unsupported_experts)
+KERNEL = Kernel("hybridlm_packed_product", "cpu", _supports)
+EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", "cpu", _supports_experts)
 
 
 @partial(jax.jit, static_argnames="form")

@@ -23,14 +23,12 @@ MAX_TURN = 4096
 """Maximum numbers of a row in one iteration."""
 
 
-def unsupported(x: Any) -> str | None:
-    size, rows = x.shape[-1], x.size // x.shape[-1]
-    if rows > MAX_ROWS:
-        return f"{rows} rows: expected at most {MAX_ROWS}"
-    return f"rows of {size}: expected a multiple of {MIN_ROWS}" if size % MIN_ROWS else None
+def supports(x: Any) -> bool:
+    size = x.shape[-1]
+    return x.size // size <= MAX_ROWS and not size % MIN_ROWS
 
 
-KERNEL = Kernel("rms_norm_kernel", "gpu", unsupported)
+KERNEL = Kernel("rms_norm_kernel", "gpu", supports)
 
 
 def rms_norm_kernel(*refs: Any, turn: int, eps: float, offset: float) -> None:
@@ -72,18 +70,18 @@ def rms_norm(
     interpret: bool,
 ) -> Float32[Array, "*rows size"]:
     """Return the norm of a sum's rows; the weight is stored minus `offset`."""
-    from jax.experimental import pallas as pl
-
     size, shape = len(weight), terms[0].shape
     marked = varying_like([*terms, weight], *terms, weight)
     rows, weight = [term.reshape((-1, size)) for term in marked[:-1]], marked[-1]
-    row = pl.BlockSpec((pl.Squeezed(), size), lambda row: (row, 0))
+    row = (None, size), lambda row: (row, 0)
     # Shared operands get a leading axis like operands of lanes, for the proof.
-    shared = pl.BlockSpec((pl.Squeezed(), size), lambda row: (0, 0))
+    shared = (None, size), lambda row: (0, 0)
     kernel = partial(rms_norm_kernel, turn=min(size & -size, MAX_TURN), eps=eps, offset=offset)
     return gpu_call(
         kernel,
-        pl.GridSpec(grid=(len(rows[0]),), in_specs=[*[row] * len(rows), shared], out_specs=row),
+        (len(rows[0]),),
+        [*[row] * len(rows), shared],
+        row,
         result_like(rows[0].shape, jnp.float32, rows[0]),
         interpret=interpret,
     )(*rows, weight[None]).reshape(shape)

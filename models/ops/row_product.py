@@ -27,21 +27,15 @@ DTYPES = ("bfloat16", "float32")
 TARGET = "hybridlm_row_product"
 
 
-def unsupported(x: Any, weight: Any) -> str | None:
-    if str(weight.dtype) not in DTYPES:
-        return f"a weight of {weight.dtype}: expected {' or '.join(DTYPES)}"
-    return unsupported_rows(x.shape[0], str(weight.dtype))
+def supports(x: Any, weight: Any) -> bool:
+    return str(weight.dtype) in DTYPES and supports_rows(x.shape[0], str(weight.dtype))
 
 
-def unsupported_rows(rows: int, dtype: str, more_rows: Mapping[tuple[str, str], int] = MORE_ROWS) -> str | None:
-    """Return the reason to reject this number of rows, or None."""
-    limit = more_rows.get((fastest(), dtype), MAX_ROWS)
-    if 1 <= rows <= limit:
-        return None
-    return f"{rows} rows, weight of {dtype}: expected 1 to {limit} rows with the instructions {fastest()}"
+def supports_rows(rows: int, dtype: str, more_rows: Mapping[tuple[str, str], int] = MORE_ROWS) -> bool:
+    return 1 <= rows <= more_rows.get((fastest(), dtype), MAX_ROWS)
 
 
-KERNEL = Kernel(TARGET, "cpu", unsupported)
+KERNEL = Kernel(TARGET, "cpu", supports)
 
 
 @partial(jax.jit, static_argnames="instructions")

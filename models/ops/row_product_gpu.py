@@ -19,7 +19,7 @@ from models.ops.gpu_call import gpu_call, has_group_products, shared_memory
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.chunk_decay import power_of_two
-from models.ops.weight_tiles import numbers_of, turn_span, turn_terms, unsupported_weight
+from models.ops.weight_tiles import numbers_of, supports_weight, turn_span, turn_terms
 from models.sharding.varying import varying_like
 
 MAX_PLAIN_ROWS = 128
@@ -55,16 +55,14 @@ MAX_SUMS, MAX_WARP_SUMS = 1 << 13, 1 << 10
 """Sums of an instance without `has_group_products`, and of a warp with unpacked weights: more spill up to 940 bytes."""
 
 
-def unsupported(x: Any, weight: Any) -> str | None:
-    rows, plain = math.prod(x.shape[:-1]), isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
-    if plain and rows > MAX_PLAIN_ROWS:
-        return f"{rows} rows: expected at most {MAX_PLAIN_ROWS}, or a packed weight"
-    if (why := unsupported_weight(weight)) is not None:
-        return why
-    return None if jnp.dtype(weight.dtype) == jnp.bfloat16 else f"a weight of {weight.dtype}: expected bfloat16"
+def supports(x: Any, weight: Any) -> bool:
+    is_plain = isinstance(weight, jax.Array | jax.ShapeDtypeStruct)
+    if is_plain and math.prod(x.shape[:-1]) > MAX_PLAIN_ROWS:
+        return False
+    return supports_weight(weight) and jnp.dtype(weight.dtype) == jnp.bfloat16
 
 
-KERNEL = Kernel("row_product_kernel", "gpu", unsupported)
+KERNEL = Kernel("row_product_kernel", "gpu", supports)
 
 
 def load_stages(sizes: TileSizes, iteration: int) -> int:
@@ -137,8 +135,6 @@ def row_product(
             lanes, for the proof.
         joined: as for `joined_linear`.
     """
-    from jax.experimental import pallas as pl
-
     (inputs, outputs), rows = (x.shape[-1], weights[0].shape[0]), math.prod(x.shape[:-1])
     arrays, tree = jax.tree.flatten(list(weights))
     sizes = FEW if rows <= MAX_PLAIN_ROWS else MANY
@@ -161,28 +157,21 @@ def row_product(
         widths = tuple(width for width in widths if width <= limit) or (limit,)
     candidates = (width for width in widths if groups * parts * outputs >= MIN_INSTANCES * width)
     columns = next(candidates, widths[-1])
-    instances = pl.cdiv(outputs, columns)
+    instances = -(-outputs // columns)
     loaded = [columns * turn_span(array.shape[1], inputs, terms, 0)[1] * array.dtype.itemsize for array in arrays]
     iteration = tile * terms * padded.dtype.itemsize + sum(loaded)
 
-    def block(width: int, place: Callable[[Any], Any]) -> pl.BlockSpec:
-        return pl.BlockSpec(
-            (*(None for _ in lead), tile, width),
-            lambda lane, part, column: (*(lane for _ in lead), part, place(column)),
-        )
+    def block(width: int, place: Callable[[Any], Any]) -> Any:
+        shape = *(None for _ in lead), tile, width
+        return shape, lambda lane, part, column: (*(lane for _ in lead), part, place(column))
 
     types = [jax.ShapeDtypeStruct((1, 1), jnp.float32)] * (len(weights) + len(vectors))
     results = jax.tree.structure(jax.eval_shape(joined, *types))
     products = gpu_call(
         partial(row_product_kernel, terms=terms, weights=tree, vectors=len(vectors), joined=joined),
-        pl.GridSpec(
-            grid=(groups, parts, instances),
-            in_specs=[
-                block(inputs, lambda _: 0),
-                *[pl.BlockSpec(memory_space=pl.ANY)] * (len(arrays) + len(vectors)),
-            ],
-            out_specs=[block(columns, lambda column: column)] * results.num_leaves,
-        ),
+        (groups, parts, instances),
+        [block(inputs, lambda _: 0), *[None] * (len(arrays) + len(vectors))],
+        [block(columns, lambda column: column)] * results.num_leaves,
         [result_like((*padded.shape[:-1], instances * columns), dtype, padded)] * results.num_leaves,
         warps=sizes.warps,
         stages=load_stages(sizes, iteration),

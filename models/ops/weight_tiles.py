@@ -13,14 +13,11 @@ from jaxtyping import Float
 from models.ops.kernel_products import MIN_ROWS
 
 
-def unsupported_weight(weight: Any) -> str | None:
-    """Return why a weight `[..., out, in]` is rejected, or None."""
-    if not getattr(weight, "tiles", True):
-        return f"a weight of {type(weight).__name__}"
-    if weight.shape[-1] % MIN_ROWS or turn_terms([weight], MIN_ROWS) < MIN_ROWS:
-        stored = sorted({array.shape[-1] for array in jax.tree.leaves(weight)})
-        return f"rows of {weight.shape[-1]} in arrays of {stored}: expected groups of multiples of {MIN_ROWS}"
-    return None
+def supports_weight(weight: Any) -> bool:
+    """Return whether tiles of a weight `[..., out, in]` have whole groups of a product's terms."""
+    if not getattr(weight, "tiles", True) or weight.shape[-1] % MIN_ROWS:
+        return False
+    return turn_terms([weight], MIN_ROWS) >= MIN_ROWS
 
 
 def turn_terms(weights: Any, limit: int) -> int:

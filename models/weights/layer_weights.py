@@ -1,14 +1,29 @@
 """Parameters of the common layers and their checkpoint tensors, under the names of a family."""
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
+from functools import cache
+from typing import Any
 
-from models.decoder.decoder import BranchConfig, DecoderConfig
+from flax import nnx
+
+from models.decoder.decoder import BranchConfig, DecoderConfig, Wrapped
+from models.layers.initial import OneKey
+from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig
-from models.weights.sources import Weight, expert_matrices, tensor
+from models.weights.sources import Weight, WeightSource, expert_matrices, tensor
 
-Names = Mapping[str, str]
+Names = Mapping[str, str | Sequence[str]]
+Sources = Mapping[str, Sequence[WeightSource]]
 Path = tuple[str | int, ...]
+LayerWeights = Callable[[Any, int, Path, str], list[Weight]]
+HEAD_NAMES = {
+    "fc": "eh_proj",
+    "pre_fc_norm_embedding": "enorm",
+    "pre_fc_norm_hidden": "hnorm",
+    "norm": "final_layernorm",
+}
+"""Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
@@ -73,43 +88,72 @@ def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> W
     return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
 
 
-def head_weights(hidden: int, names: Names) -> list[Weight]:
-    """List the parameters of an MTP head outside its layer."""
-    norms = ("pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")
+def head_weights(hidden: int, name: str, names: Names | None = None) -> list[Weight]:
+    """List the parameters of an MTP head outside its layer; arguments as for `branch_weights`."""
+    stored = {part: part for part in ("fc", "pre_fc_norm_embedding", "pre_fc_norm_hidden", "norm")} | dict(names or {})
+    norms = {("mtp", part, "weight"): f"{name}.{stored[part]}.weight" for part in stored if part != "fc"}
     return [
-        tensor(("mtp", "fc"), f"{names['fc']}.weight", (hidden, 2 * hidden)),
-        *(tensor(("mtp", norm, "weight"), f"{names[norm]}.weight", (hidden,), float32=True) for norm in norms),
+        tensor(("mtp", "fc"), f"{name}.{stored['fc']}.weight", (hidden, 2 * hidden)),
+        *(tensor(path, norm, (hidden,), float32=True) for path, norm in norms.items()),
     ]
 
 
-def attention_weights(
-    c: AttentionConfig, hidden: int, path: Path, name: str, names: Names | None = None
+def branch_weights(
+    c: BranchConfig,
+    hidden: int,
+    path: Path,
+    name: str,
+    names: Names | None = None,
+    *,
+    sources: Sources | None = None,
+    adapted: Sources | None = None,
+    float32: Collection[str] = (),
 ) -> list[Weight]:
-    """List the parameters of an attention layer."""
-    names = names or {}
-    width = c.heads * c.head_dim
-    shapes = {
-        "q_proj": (2 * width if c.output_gate else width, hidden),
-        "k_proj": (c.kv_heads * c.head_dim, hidden),
-        "v_proj": (c.kv_heads * c.head_dim, hidden),
-        "o_proj": (hidden, width),
-    }
-    weights = [tensor((*path, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
-    if c.head_gate:
-        weights.append(tensor((*path, "gate"), f"{name}.{names.get('gate', 'gate')}.weight", (c.heads, hidden)))
-    if c.qk_norm is not None:
-        for part, heads in (("q_norm", c.heads), ("k_norm", c.kv_heads)):
-            size = c.qk_norm.size(heads, c.head_dim)
-            source = f"{name}.{names.get(part, part)}.weight"
-            weights.append(tensor((*path, part, "weight"), source, (size,), float32=True))
+    """List the parameters of a mixer or feed-forward layer, as `c.build` makes them.
+
+    Parameter `a.b` at `path` is tensor `{name}.a.b.weight`; biases, `A_log` and `D` have no suffix. Vectors and `A_log`
+    are float32.
+
+    Args:
+        names: parameter or module, such as `a`, -> different name in files, or several.
+        sources, adapted: parameter -> its `options` in place of a tensor, and its `Weight.adapted`.
+        float32: further float32 parameters.
+    """
+    names, sources, adapted = names or {}, sources or {}, adapted or {}
+    weights = []
+    for place, shape in _built_shapes(c, hidden).items():
+        part = ".".join(map(str, place)).removesuffix(".weight")
+        options = sources.get(part) or [WeightSource({f"{name}.{stored}": shape}) for stored in _stored(part, names)]
+        is_wide = len(shape) == 1 or part in float32 or part == "A_log"
+        weights.append(Weight((*path, *place), shape, tuple(options), is_wide, tuple(adapted.get(part, ()))))
     return weights
 
 
+@cache
+def _built_shapes(c: BranchConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
+    layer = nnx.eval_shape(lambda: c.build(hidden, OneKey()))
+    flat: list[tuple[Path, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
+    return {place: variable.get_value().shape for place, variable in flat}
+
+
+def _stored(part: str, names: Names) -> list[str]:
+    """Return the names of a parameter in files, below the layer."""
+    module, below = part, ""
+    while module not in names and "." in module:
+        module, _, last = module.rpartition(".")
+        below = f".{last}{below}"
+    new = names.get(module, module)
+    stems = [f"{stem}{below}" for stem in ((new,) if isinstance(new, str) else new)]
+    bare = [stem.endswith("bias") or stem.rpartition(".")[2] in ("A_log", "D") for stem in stems]
+    return [stem if plain else f"{stem}.weight" for stem, plain in zip(stems, bare, strict=True)]
+
+
+attention_weights = branch_weights
+
+
 def mlp_weights(width: int, hidden: int, path: Path, name: str, names: Names | None = None) -> list[Weight]:
-    """List the parameters of a gated MLP; arguments as for `attention_weights`."""
-    names = names or {}
-    shapes = {"gate_proj": (width, hidden), "up_proj": (width, hidden), "down_proj": (hidden, width)}
-    return [tensor((*path, part), f"{name}.{names.get(part, part)}.weight", shape) for part, shape in shapes.items()]
+    """List the parameters of a gated MLP; arguments as for `branch_weights`."""
+    return branch_weights(MlpConfig(width), hidden, path, name, names)
 
 
 def moe_weights(
@@ -123,29 +167,53 @@ def moe_weights(
     router: str = "gate",
     float32_router: bool = False,
 ) -> list[Weight]:
-    """List the parameters of an MoE layer with gated experts, joined or separate.
+    """List the parameters of an MoE layer with joined or separate experts.
 
     Args:
-        c, hidden, path, name: as for `attention_weights`.
+        c, hidden, path, name: as for `branch_weights`.
         names: different checkpoint names of an expert's matrices.
         float32_router: keep the router's matrix in float32, as transformers in some families.
     """
-    count, experts = c.router.experts, f"{name}.experts"
+    count, experts, inner = c.router.experts, f"{name}.experts", c.latent or hidden
     gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
-    gate_up = expert_matrices(f"{experts}.gate_up_proj", experts, (gate, up), count, (c.width, hidden))
-    weights = [
-        tensor((*path, "router", "weight"), f"{name}.{router}.weight", (count, hidden), float32_router),
-        Weight((*path, "gate_up_proj"), (count, 2 * c.width, hidden), gate_up),
-        Weight(
-            (*path, "down_proj"),
-            (count, hidden, c.width),
-            expert_matrices(f"{experts}.down_proj", experts, (down,), count, (hidden, c.width)),
-        ),
-    ]
-    if c.router.bias:
-        weights.append(tensor((*path, "router", "bias"), f"{name}.{bias}", (count,), float32=True))
-    if c.shared_gate:
-        weights.append(tensor((*path, "shared_expert_gate"), f"{name}.{shared}_gate.weight", (1, hidden)))
-    if c.shared_width:
-        weights += mlp_weights(c.shared_width, hidden, (*path, "shared_expert"), f"{name}.{shared}")
-    return weights
+    matrices = {
+        "gate_up_proj": ((gate, up), (c.width, inner)),
+        "up_proj": ((up,), (c.width, inner)),
+        "down_proj": ((down,), (inner, c.width)),
+    }
+    modules = {"shared_expert_gate": f"{shared}_gate", "shared_expert": shared, "router": router, "router.bias": bias}
+    return branch_weights(
+        c,
+        hidden,
+        path,
+        name,
+        modules | {"latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj"},
+        sources={
+            part: expert_matrices(f"{experts}.{part}", experts, stored, count, shape)
+            for part, (stored, shape) in matrices.items()
+        },
+        float32=("router",) if float32_router else (),
+    )
+
+
+STANDARD: Mapping[type, tuple[str, LayerWeights]] = {
+    AttentionConfig: ("self_attn", branch_weights),
+    MlpConfig: ("mlp", branch_weights),
+}
+
+
+def by_kind(parts: Mapping[type, tuple[str, LayerWeights]]) -> Describe:
+    """Return the argument `describe` of `decoder_weights`, from kinds of layers.
+
+    Args:
+        parts: config of a mixer or feed-forward layer -> its name below the layer, and the function that lists its
+            parameters, with the first four arguments of `branch_weights`; besides or in place of `STANDARD`.
+    """
+    parts = {**STANDARD, **parts}
+
+    def describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
+        inner = c.inner if isinstance(c, Wrapped) else c
+        name, weights = parts[type(inner)]
+        return weights(inner, hidden, path, f"{layer}.{name}" if name else layer)
+
+    return describe

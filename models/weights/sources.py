@@ -90,13 +90,13 @@ def tensor(
     return Weight(path, shape, tuple(WeightSource({option: shape}) for option in names), float32)
 
 
-def computed(path: tuple[str | int, ...], values: np.ndarray, neighbour: str, shape: tuple[int, ...]) -> Weight:
-    """Return a float32 parameter without a tensor of its values.
+def computed(values: np.ndarray, neighbour: str, shape: tuple[int, ...]) -> WeightSource:
+    """Return the source of float32 numbers without a tensor.
 
     Tensor `neighbour`, of `shape`, stands in.
     """
     numbers = values.astype(np.float32)
-    return Weight(path, values.shape, (WeightSource({neighbour: shape}, take=lambda _, window: numbers[window]),), True)
+    return WeightSource({neighbour: shape}, take=lambda _, window: numbers[window])
 
 
 def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
@@ -104,6 +104,15 @@ def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
     return WeightSource(
         {name: shape}, take=lambda tensor, window: tensor[(index[window[0]], *window[1:])], by_rows=True
     )
+
+
+def split_rows(name: str, sizes: Mapping[str, int], inputs: int) -> dict[str, list[WeightSource]]:
+    """Return the sources of the parts of one matrix `[sum of sizes, inputs]`, consecutive rows each."""
+    shape, index, parts = (sum(sizes.values()), inputs), np.arange(sum(sizes.values())), {}
+    for part, size in sizes.items():
+        parts[part] = [rows(name, shape, index[:size])]
+        index = index[size:]
+    return parts
 
 
 def joined(shapes: Mapping[str, tuple[int, ...]]) -> WeightSource:

@@ -1,14 +1,15 @@
 """LFM2 and LFM2-MoE: gated short convolutions, some attention layers (GQA), MLP or sigmoid-routed MoE."""
 
 from collections.abc import Mapping
+from dataclasses import replace
+from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
+from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
@@ -16,8 +17,7 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.samples import ATTENTION as ATTENTION_MIXER
 from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, moe_weights
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 128_000
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
@@ -48,13 +48,8 @@ def read_mlp(reader: ConfigReader) -> MlpConfig:
 
 
 def read_moe(reader: ConfigReader) -> MoeConfig:
-    experts = reader.integer("num_experts", 32)
-    per_token = reader.integer("num_experts_per_tok", 4)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_experts ({experts})")
     router = RouterConfig(
-        experts,
-        min(per_token, experts),
+        *read_experts(reader, "num_experts", experts=32, per_token=4),
         scores="sigmoid",
         bias=reader.flag("use_expert_bias", True),
         normalise=reader.flag("norm_topk_prob", True),
@@ -93,40 +88,24 @@ def _read_config(family: str, config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def conv_weights(c: GatedShortConvConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a gated short convolution; arguments as for `attention_weights`."""
-    shapes = {"in_proj": (3 * hidden, hidden), "conv": (hidden, 1, c.kernel), "out_proj": (hidden, hidden)}
-    return [tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in shapes.items()]
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            AttentionConfig: ("self_attn", partial(branch_weights, names=ATTENTION)),
+            MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+            MoeConfig: ("feed_forward", partial(moe_weights, names=MLP, bias="expert_bias")),
+            GatedShortConvConfig: ("conv", branch_weights),
+        }
+    ),
+    norms=("operator_norm", "ffn_norm"),
+    final_norm="model.embedding_norm.weight",
+)
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn", ATTENTION)
-    if isinstance(c, MlpConfig):
-        return mlp_weights(c.width, hidden, path, f"{layer}.feed_forward", MLP)
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.feed_forward", MLP, bias="expert_bias")
-    assert isinstance(c, GatedShortConvConfig)
-    return conv_weights(c, hidden, path, f"{layer}.conv")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(
-        config, _describe, norms=("operator_norm", "ffn_norm"), final_norm="model.embedding_norm.weight"
-    )
-
-
-def _family(name: str, *architectures: str) -> Family:
-    mixers = GATED_SHORT_CONV, ATTENTION_MIXER
-    return Family(
-        name,
-        (name,),
-        lambda config: _read_config(name, config),
-        weights,
-        architectures=architectures,
-        mixers=mixers,
-    )
-
-
-LFM2 = _family("lfm2", *text_classes("Lfm2"), "LFM2ForCausalLM")
-LFM2_MOE = _family("lfm2_moe", *text_classes("Lfm2Moe"))
+LFM2, LFM2_MOE = (
+    text_family(name, stem, partial(_read_config, name), weights, GATED_SHORT_CONV, ATTENTION_MIXER)
+    for name, stem in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
+)
+# Older files.
+LFM2 = replace(LFM2, architectures=(*LFM2.architectures, "LFM2ForCausalLM"))

@@ -2,22 +2,22 @@
 
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
-from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
-from models.families.lfm.lfm2 import MLP, conv_weights
+from models.decoder.decoder import DecoderConfig, PostNorm
+from models.families.family import text_family
+from models.families.lfm.lfm2 import MLP
 from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.samples import ATTENTION as ATTENTION_MIXER
 from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, mlp_weights, norm_weight
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, norm_weight
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 128_000
@@ -52,7 +52,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader = ConfigReader("lfm3", config)
     layers = reader.integer("num_hidden_layers", 24)
     eps = reader.number(spelled(reader, "norm_eps", "rms_norm_eps"), 1e-5)
-    kinds = read_kinds(reader, "layer_types", KINDS, layers) if "layer_types" in reader else default_kinds(layers)
+    kinds = read_kinds(reader, "layer_types", KINDS, layers, default_kinds(layers))
     conv = GatedShortConvConfig(reader.integer("conv_L_cache", 7, minimum=2), reader.integer("hidden_size"))
     mlp = MlpConfig(reader.integer("intermediate_size"))
     blocks = paired(kinds, {"conv": conv, **read_attention(reader, kinds, eps)}, [mlp] * layers)
@@ -68,14 +68,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    inner = c.inner if isinstance(c, PostNorm) else c
-    if isinstance(inner, AttentionConfig):
-        return attention_weights(inner, hidden, path, f"{layer}.self_attn", {"gate": "gate_proj"})
-    if isinstance(inner, MlpConfig):
-        return mlp_weights(inner.width, hidden, path, f"{layer}.feed_forward", MLP)
-    assert isinstance(inner, GatedShortConvConfig)
-    return conv_weights(inner, hidden, path, f"{layer}.conv")
+_describe = by_kind(
+    {
+        AttentionConfig: ("self_attn", partial(branch_weights, names={"gate": "gate_proj"})),
+        MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+        GatedShortConvConfig: ("conv", branch_weights),
+    }
+)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
@@ -88,12 +87,12 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-LFM3 = Family(
+LFM3 = text_family(
     "lfm3",
-    ("lfm3",),
+    "Lfm3",
     read_config,
     weights,
-    architectures=text_classes("Lfm3"),
-    mixers=(GATED_SHORT_CONV, ATTENTION_MIXER),
+    GATED_SHORT_CONV,
+    ATTENTION_MIXER,
     modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )

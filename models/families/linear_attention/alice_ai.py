@@ -5,21 +5,21 @@ Source: the model file of its authors for vLLM. Projections of the mixers have t
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_attending, read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BlockResidual, BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.linear_attention.kimi import delta_attention_weights
-from models.families.qwen import read_moe
+from models.families.qwen import EXPERTS, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.samples import ATTENTION, KIMI_DELTA_ATTENTION
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
+from models.weights.layer_weights import Path, by_kind, decoder_weights
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 262_144
@@ -88,29 +88,20 @@ def _mix(path: Path, name: str, hidden: int) -> list[Weight]:
     ]
 
 
+_linear = partial(delta_attention_weights, outputs=("o_proj",), rate="a_log_bias")
+LAYERS = by_kind({MoeConfig: EXPERTS, KimiDeltaAttentionConfig: ("linear_attn", _linear)})
+
+
 def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     assert isinstance(c, BlockResidual)
-    inner, name = c.inner, f"{layer}.{MIXES[int(path[3])]}"
-    mix = _mix((*path[:-1], "mix"), name, hidden) if c.mixes else []
-    if isinstance(inner, AttentionConfig):
-        return mix + attention_weights(inner, hidden, path, f"{layer}.self_attn")
-    if isinstance(inner, MoeConfig):
-        return mix + moe_weights(inner, hidden, path, f"{layer}.mlp", shared="shared_expert")
-    assert isinstance(inner, KimiDeltaAttentionConfig)
-    linear = f"{layer}.linear_attn"
-    return mix + delta_attention_weights(inner, hidden, path, linear, (inner.heads,), ("o_proj",), rate="a_log_bias")
+    mix = _mix((*path[:-1], "mix"), f"{layer}.{MIXES[int(path[3])]}", hidden) if c.mixes else []
+    return mix + LAYERS(c, hidden, path, layer)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, _describe) + _mix(("mix",), "model.attnres_final.res", config.hidden_size)
 
 
-ALICE_AI = Family(
-    "alice_ai",
-    ("alice_ai",),
-    read_config,
-    weights,
-    skipped=(r"mtp\..*",),
-    architectures=text_classes("AliceAI"),
-    mixers=(KIMI_DELTA_ATTENTION, ATTENTION),
+ALICE_AI = text_family(
+    "alice_ai", "AliceAI", read_config, weights, KIMI_DELTA_ATTENTION, ATTENTION, skipped=(r"mtp\..*",)
 )

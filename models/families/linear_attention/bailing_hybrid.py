@@ -13,7 +13,7 @@ from typing import Any
 from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
-from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.decoder.decoder import DecoderConfig
 from models.families.architectures import named_classes, text_classes
 from models.families.family import Family
 from models.families.linear_attention.kimi import (
@@ -24,14 +24,21 @@ from models.families.linear_attention.kimi import (
 )
 from models.families.linear_attention.lightning import lightning_weights, slopes
 from models.layers.activations import SwigluLimit
-from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION, LIGHTNING_ATTENTION
-from models.weights.layer_weights import Path, decoder_weights, head_weights, layer_weights, mlp_weights, moe_weights
+from models.weights.layer_weights import (
+    HEAD_NAMES,
+    Path,
+    by_kind,
+    decoder_weights,
+    head_weights,
+    layer_weights,
+    moe_weights,
+)
 from models.weights.sources import Weight, WeightSource
 
 DEFAULT_POSITIONS = 262_144
@@ -208,40 +215,33 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     return replace(config, head=(attention, replace(experts, **limits[-1])))
 
 
-def _lightning(c: LightningAttentionConfig, hidden: int, path: Path, name: str, position: float) -> list[Weight]:
-    """List a lightning attention layer's parameters; `position` is its number over the last's."""
-    names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}
+def _lightning(layers: int, c: LightningAttentionConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     inputs = WeightSource({f"{name}.query_key_value.weight": (3 * c.width, hidden)})
-    return lightning_weights(c, hidden, path, names, inputs, slopes(c.heads) * (1 - position + 1e-5))
-
-
-def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, LightningAttentionConfig):
-        # vLLM, SGLang and mlx-lm count layers from 0, the Python code of the checkpoints from -1.
-        return _lightning(c, hidden, path, f"{layer}.attention", int(path[1]) / max(layers - 1, 1))
-    if isinstance(c, LatentAttentionConfig):
-        return latent_attention_weights(c, hidden, path, f"{layer}.attention", OUTPUTS, interleaved=True)
-    if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, path, f"{layer}.attention", (c.heads,), OUTPUTS, float32_conv=True)
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.mlp", bias="gate.expert_bias", float32_router=True)
-    assert isinstance(c, MlpConfig)
-    return mlp_weights(c.width, hidden, path, f"{layer}.mlp")
+    # vLLM, SGLang and mlx-lm count layers from 0, the Python code of the checkpoints from -1.
+    rates = slopes(c.heads) * (1 - int(path[1]) / max(layers - 1, 1) + 1e-5)
+    return lightning_weights(c, hidden, path, name, names=LIGHTNING, inputs=inputs, rates=rates)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    describe = partial(_describe, config.num_layers)
+    describe = by_kind(
+        {
+            LightningAttentionConfig: ("attention", partial(_lightning, config.num_layers)),
+            LatentAttentionConfig: (
+                "attention",
+                partial(latent_attention_weights, outputs=OUTPUTS, interleaved=True),
+            ),
+            KimiDeltaAttentionConfig: (
+                "attention",
+                partial(delta_attention_weights, outputs=OUTPUTS, float32_conv=True),
+            ),
+            MoeConfig: ("mlp", partial(moe_weights, bias="gate.expert_bias", float32_router=True)),
+        }
+    )
     decoder = decoder_weights(config, describe, embedding="model.word_embeddings.weight")
     if config.head is None:
         return decoder
     layer = f"model.layers.{config.num_layers}"
-    names = {
-        "fc": "eh_proj",
-        "pre_fc_norm_embedding": "enorm",
-        "pre_fc_norm_hidden": "hnorm",
-        "norm": "final_layernorm",
-    }
-    head = head_weights(config.hidden_size, {name: f"{layer}.{stored}" for name, stored in names.items()})
+    head = head_weights(config.hidden_size, layer, HEAD_NAMES)
     return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, describe)]
 
 
@@ -252,18 +252,14 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-CLASSES = text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM)
 BAILING_HYBRID = Family(
     "bailing_hybrid",
     ("bailing_hybrid",),
     read_config,
     weights,
     SKIPPED,
-    with_head=Family(
-        "bailing_hybrid", ("bailing_hybrid",), read_head, weights, SKIPPED, modules=MODULES, architectures=CLASSES
-    ),
     modules=MODULES,
-    architectures=CLASSES,
+    architectures=text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
     mixers=(KIMI_DELTA_ATTENTION, LIGHTNING_ATTENTION, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
-)
+).with_mtp(read_head, SKIPPED)

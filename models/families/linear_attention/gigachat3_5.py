@@ -7,17 +7,22 @@ Not shared with other families: the fields of its norms, gates and factors, and 
 
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_decoder_config, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
-from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm
-from models.families.architectures import text_classes
-from models.families.family import Family
-from models.families.linear_attention.kimi import latent_attention_weights, read_feed_forward, read_latent_attention
-from models.families.qwen import gated_delta_net_weights, read_delta_net
-from models.families.qwen3_next import fused_projections
+from models.decoder.decoder import DecoderConfig, PostNorm
+from models.families.family import text_family
+from models.families.linear_attention.kimi import (
+    NORM_GATE,
+    latent_attention_weights,
+    read_feed_forward,
+    read_latent_attention,
+)
+from models.families.qwen import read_delta_net
+from models.families.qwen3_next import fused_delta_net_weights
 from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -25,7 +30,7 @@ from models.layers.norms import GATE_WIDTH, NormConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.samples import GATED_DELTA_NET, LATENT_ATTENTION
-from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights, norm_weight
+from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights, norm_weight
 from models.weights.sources import Weight, tensor
 
 DEFAULT_POSITIONS = 131_072
@@ -129,26 +134,21 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
 
 def _gate(norm: Path, name: str, size: int) -> list[Weight]:
     """List the matrices of the gate of the norm at the path `norm`."""
-    shapes = {"gate_in": ("gate_up", (GATE_WIDTH, size)), "gate_out": ("gate_down", (size, GATE_WIDTH))}
-    return [tensor((*norm, part), f"{name}.{end}_projection.weight", shape) for part, (end, shape) in shapes.items()]
+    shapes = {"gate_in": (GATE_WIDTH, size), "gate_out": (size, GATE_WIDTH)}
+    return [tensor((*norm, part), f"{name}.{NORM_GATE[part]}.weight", shape) for part, shape in shapes.items()]
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    inner, name = c.inner if isinstance(c, PostNorm) else c, f"{layer}.self_attn"
-    if isinstance(inner, LatentAttentionConfig):
-        sizes = {"row_norm": ("kv_a_layernorm", inner.rank), "query_norm": ("q_a_layernorm", inner.query_rank)}
-        gates = [_gate((*path, part), f"{name}.{stored}", size) for part, (stored, size) in sizes.items() if size]
-        return [*latent_attention_weights(inner, hidden, path, name, ("o_proj",), interleaved=True), *sum(gates, [])]
-    if isinstance(inner, GatedDeltaNetConfig):
-        return gated_delta_net_weights(inner, hidden, path, name, fused_projections)
-    if isinstance(inner, MoeConfig):
-        return moe_weights(inner, hidden, path, f"{layer}.mlp")
-    assert isinstance(inner, MlpConfig)
-    return mlp_weights(inner.width, hidden, path, f"{layer}.mlp")
+LAYERS = by_kind(
+    {
+        LatentAttentionConfig: ("self_attn", partial(latent_attention_weights, outputs=("o_proj",), interleaved=True)),
+        GatedDeltaNetConfig: ("self_attn", fused_delta_net_weights),
+        MoeConfig: ("mlp", moe_weights),
+    }
+)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    weights = decoder_weights(config, _describe, norms=NORMS) + _gate(("norm",), "model.norm", config.hidden_size)
+    weights = decoder_weights(config, LAYERS, norms=NORMS) + _gate(("norm",), "model.norm", config.hidden_size)
     for i in range(config.num_layers):
         for j, names in enumerate(zip(NORMS, POST_NORMS, strict=True)):
             branch, (front, post) = ("layers", i, "branches", j), (f"model.layers.{i}.{name}" for name in names)
@@ -158,13 +158,13 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return weights
 
 
-GIGACHAT3_5 = Family(
+GIGACHAT3_5 = text_family(
     "gigachat3_5",
-    ("gigachat3_5",),
+    "GigaChat35",
     read_config,
     weights,
+    GATED_DELTA_NET,
+    LATENT_ATTENTION,
     skipped=(r".*\.rotary_emb\.inv_freq",),
-    architectures=text_classes("GigaChat35"),
-    mixers=(GATED_DELTA_NET, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
 )

@@ -16,7 +16,11 @@ from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.weights.sources import Weight, WeightSource, joined, rows, tensor
+from models.weights.layer_weights import Path, branch_weights
+from models.weights.sources import Weight, WeightSource, joined, rows
+
+NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
+"""Tensors of the gate of a norm, in GigaChat."""
 
 
 def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> MoeConfig:
@@ -56,9 +60,8 @@ def read_feed_forward(
 ) -> list[MlpConfig | MoeConfig]:
     """Read the feed-forward layers by `mlp_layer_types`; without it the first `dense` layers are dense."""
     dense = reader.integer("first_k_dense_replace", dense, minimum=0)
-    kinds = ["dense" if i < dense else "sparse" for i in range(layers)]
-    if "mlp_layer_types" in reader:
-        kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers)
+    first_dense = ["dense" if i < dense else "sparse" for i in range(layers)]
+    kinds = read_kinds(reader, "mlp_layer_types", ["dense", "sparse"], layers, first_dense)
     mlp = MlpConfig(reader.integer("intermediate_size"))
     moe = read_moe(reader, groups, scale) if "sparse" in kinds else mlp
     return [mlp if kind == "dense" else moe for kind in kinds]
@@ -86,57 +89,43 @@ def read_latent_attention(reader: ConfigReader, rope: Rope | None, head_gate: bo
 def delta_attention_weights(
     c: KimiDeltaAttentionConfig,
     hidden: int,
-    path: tuple,
+    path: Path,
     name: str,
-    a_log: tuple[int, ...],
+    *,
     outputs: Sequence[str],
     rate: str = "A_log",
+    rank: int = 1,
     float32_conv: bool = False,
 ) -> list[Weight]:
     """List the parameters of a KDA layer at `path`, with joined q, k and v.
 
     Args:
-        a_log: shape of the tensor `rate` of decay rates.
+        outputs: names of the output projection.
+        rate: name of the tensor of decay rates, of `rank` dimensions.
         float32_conv: keep the convolution in float32, as transformers in Ling.
     """
-    weights = [
-        Weight(
-            (*path, "in_proj_qkv"),
-            (c.channels, hidden),
-            (joined({f"{name}.{part}_proj.weight": (c.width, hidden) for part in "qkv"}),),
-        ),
-        Weight(
-            (*path, "conv1d"),
-            (c.channels, 1, c.kernel),
-            (joined({f"{name}.{part}_conv1d.weight": (c.width, 1, c.kernel) for part in "qkv"}),),
-            float32=float32_conv,
-        ),
-        Weight(
-            (*path, "A_log"),
-            (c.heads,),
-            (WeightSource({f"{name}.{rate}": a_log}, take=lambda tensor, window: tensor.reshape(-1)[window]),),
-            float32=True,
-        ),
-        tensor((*path, "dt_bias"), f"{name}.dt_bias", (c.width,), float32=True),
-        tensor((*path, "in_proj_b"), f"{name}.b_proj.weight", (c.heads, hidden)),
-        tensor((*path, "norm"), f"{name}.o_norm.weight", (c.head_size,), float32=True),
-        tensor((*path, "out_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.width)),
-    ]
-    for part, letter in (("decay", "f"), ("gate", "g")):
-        if c.bottleneck is None:
-            weights.append(tensor((*path, part, "up"), f"{name}.{letter}_proj.weight", (c.width, hidden)))
-        else:
-            weights.append(tensor((*path, part, "down"), f"{name}.{letter}_a_proj.weight", (c.bottleneck, hidden)))
-            weights.append(tensor((*path, part, "up"), f"{name}.{letter}_b_proj.weight", (c.width, c.bottleneck)))
-    return weights
+    heads = (c.heads,) if rank == 1 else (1, 1, c.heads, 1)
+    rates = WeightSource({f"{name}.{rate}": heads}, take=lambda tensor, window: tensor.reshape(-1)[window])
+    sources = {
+        "in_proj_qkv": [joined({f"{name}.{part}_proj.weight": (c.width, hidden) for part in "qkv"})],
+        "conv1d": [joined({f"{name}.{part}_conv1d.weight": (c.width, 1, c.kernel) for part in "qkv"})],
+        "A_log": [rates],
+    }
+    names = {"in_proj_b": "b_proj", "norm": "o_norm", "out_proj": outputs}
+    for module, letter in (("decay", "f"), ("gate", "g")):
+        up = f"{letter}_proj" if c.bottleneck is None else f"{letter}_b_proj"
+        names |= {f"{module}.down": f"{letter}_a_proj", f"{module}.up": up}
+    float32 = ("conv1d",) if float32_conv else ()
+    return branch_weights(c, hidden, path, name, names, sources=sources, float32=float32)
 
 
 def latent_attention_weights(
-    c: LatentAttentionConfig, hidden: int, path: tuple, name: str, outputs: Sequence[str], interleaved: bool
+    c: LatentAttentionConfig, hidden: int, path: Path, name: str, *, outputs: Sequence[str], interleaved: bool
 ) -> list[Weight]:
     """List the parameters of a latent attention layer at `path`.
 
     Args:
+        outputs: names of the output projection.
         interleaved: rotated pairs are neighbours in the checkpoint; as halves they give the same scores.
     """
     pairs = np.arange(c.shared_size)
@@ -145,8 +134,7 @@ def latent_attention_weights(
     of_head = np.concatenate([np.arange(c.key_size), c.key_size + pairs])
     of_queries = (np.arange(c.heads)[:, None] * c.query_size + of_head).reshape(-1)
     of_row = np.concatenate([np.arange(c.rank), c.rank + pairs])
-    up, up_shape = f"{name}.kv_b_proj.weight", (c.heads * (c.key_size + c.value_size), c.rank)
-    row, row_shape = f"{name}.kv_a_proj_with_mqa.weight", (c.row_size, hidden)
+    up = {f"{name}.kv_b_proj.weight": (c.heads * (c.key_size + c.value_size), c.rank)}
 
     def heads(tensor: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
         """Split into keys `[head, rank, key_size]` and values `[head, value_size, rank]`."""
@@ -154,29 +142,15 @@ def latent_attention_weights(
         return np.swapaxes(matrices[:, : c.key_size], 1, 2), matrices[:, c.key_size :]
 
     query = f"{name}.{'q_proj' if c.query_rank is None else 'q_b_proj'}.weight"
-    query_shape = (len(of_queries), c.query_rank or hidden)
-    weights = [
-        Weight((*path, "q_proj"), query_shape, (rows(query, query_shape, of_queries),)),
-        Weight((*path, "row_proj"), row_shape, (rows(row, row_shape, of_row),)),
-        tensor((*path, "row_norm", "weight"), f"{name}.kv_a_layernorm.weight", (c.rank,), float32=True),
-        Weight(
-            (*path, "key_up"),
-            (c.heads, c.rank, c.key_size),
-            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[0][window]),),
-        ),
-        Weight(
-            (*path, "value_up"),
-            (c.heads, c.value_size, c.rank),
-            (WeightSource({up: up_shape}, take=lambda tensor, window: heads(tensor)[1][window]),),
-        ),
-        tensor((*path, "o_proj"), [f"{name}.{output}.weight" for output in outputs], (hidden, c.heads * c.value_size)),
-    ]
-    if c.query_rank is not None:
-        weights.append(tensor((*path, "query_down"), f"{name}.q_a_proj.weight", (c.query_rank, hidden)))
-        norm = f"{name}.q_a_layernorm.weight"
-        weights.append(tensor((*path, "query_norm", "weight"), norm, (c.query_rank,), float32=True))
-    if c.head_gate:
-        weights.append(tensor((*path, "gate"), f"{name}.g_proj.weight", (c.heads, hidden)))
-    if c.output_gate:
-        weights.append(tensor((*path, "gate"), f"{name}.gate_proj.weight", (c.heads * c.value_size, hidden)))
-    return weights
+    sources = {
+        "q_proj": [rows(query, (len(of_queries), c.query_rank or hidden), of_queries)],
+        "row_proj": [rows(f"{name}.kv_a_proj_with_mqa.weight", (c.row_size, hidden), of_row)],
+        "key_up": [WeightSource(up, take=lambda tensor, window: heads(tensor)[0][window])],
+        "value_up": [WeightSource(up, take=lambda tensor, window: heads(tensor)[1][window])],
+    }
+    names = {"row_norm": "kv_a_layernorm", "query_norm": "q_a_layernorm", "query_down": "q_a_proj", "o_proj": outputs}
+    # Of norms in GigaChat.
+    for norm in ("row_norm", "query_norm"):
+        names |= {f"{norm}.{part}": f"{names[norm]}.{stored}" for part, stored in NORM_GATE.items()}
+    names["gate"] = "g_proj" if c.head_gate else "gate_proj"
+    return branch_weights(c, hidden, path, name, names, sources=sources)

@@ -1,14 +1,13 @@
 """Kimi-Linear: KDA and latent attention (MLA) without positions, sigmoid-routed MoE."""
 
 from collections.abc import Mapping
-from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import paired, read_decoder_config, read_kinds
 from models.config.reader import ConfigReader
-from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.decoder.decoder import DecoderConfig
+from models.families.family import text_family
 from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
@@ -20,7 +19,7 @@ from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
-from models.weights.layer_weights import Path, decoder_weights, mlp_weights, moe_weights
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 1_048_576
@@ -67,31 +66,22 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, LatentAttentionConfig):
-        return latent_attention_weights(c, hidden, path, f"{layer}.self_attn", ("o_proj",), interleaved=False)
-    if isinstance(c, KimiDeltaAttentionConfig):
-        return delta_attention_weights(c, hidden, path, f"{layer}.self_attn", (1, 1, c.heads, 1), ("o_proj",))
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT, float32_router=True)
-    assert isinstance(c, MlpConfig)
+def _mlp(c: MlpConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
     # transformers saves dense layers under the name of sparse layers; published files do not.
-    names = (f"{layer}.mlp", f"{layer}.block_sparse_moe")
-    published, saved = (mlp_weights(c.width, hidden, path, name) for name in names)
-    return [replace(a, options=a.options + b.options) for a, b in zip(published, saved, strict=True)]
+    names = {part: (f"mlp.{part}", f"block_sparse_moe.{part}") for part in ("gate_proj", "up_proj", "down_proj")}
+    return branch_weights(c, hidden, path, layer, names)
 
 
-def weights(config: DecoderConfig) -> list[Weight]:
-    return decoder_weights(config, _describe)
-
-
+LAYERS = by_kind(
+    {
+        LatentAttentionConfig: ("self_attn", partial(latent_attention_weights, outputs=("o_proj",), interleaved=False)),
+        KimiDeltaAttentionConfig: ("self_attn", partial(delta_attention_weights, outputs=("o_proj",), rank=4)),
+        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=EXPERT, float32_router=True)),
+        MlpConfig: ("", _mlp),
+    }
+)
+weights = partial(decoder_weights, describe=LAYERS)
 MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
-KIMI_LINEAR = Family(
-    "kimi_linear",
-    ("kimi_linear",),
-    read_config,
-    weights,
-    modules=MODULES,
-    architectures=text_classes("KimiLinear"),
-    mixers=(KIMI_DELTA_ATTENTION, LATENT_ATTENTION),
+KIMI_LINEAR = text_family(
+    "kimi_linear", "KimiLinear", read_config, weights, KIMI_DELTA_ATTENTION, LATENT_ATTENTION, modules=MODULES
 )

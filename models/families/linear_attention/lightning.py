@@ -3,8 +3,8 @@
 import numpy as np
 
 from models.mixers.lightning_attention import LightningAttentionConfig
-from models.weights.layer_weights import Path
-from models.weights.sources import Weight, WeightSource, computed, tensor
+from models.weights.layer_weights import Names, Path, branch_weights
+from models.weights.sources import Weight, WeightSource, computed
 
 
 def slopes(heads: int) -> np.ndarray:
@@ -21,23 +21,18 @@ def lightning_weights(
     c: LightningAttentionConfig,
     hidden: int,
     path: Path,
-    names: dict[str, str],
+    name: str,
+    *,
+    names: Names,
     inputs: WeightSource,
     rates: np.ndarray,
 ) -> list[Weight]:
     """List the parameters of a layer at `path`.
 
     Args:
-        names: parameter -> tensor.
+        names: as for `branch_weights`.
         inputs: source of the rows [q | k | v] of all heads.
         rates: decay rate of each head; no file has them.
     """
-    norms = () if c.qk_eps is None else ("q_norm", "k_norm")
-    return [
-        Weight((*path, "in_proj"), (3 * c.width, hidden), (inputs,)),
-        *(tensor((*path, norm, "weight"), names[norm], (c.head_size,), float32=True) for norm in norms),
-        computed((*path, "rate"), rates, names["norm"], (c.width,)),
-        tensor((*path, "gate"), names["gate"], (c.width, hidden)),
-        tensor((*path, "norm"), names["norm"], (c.width,), float32=True),
-        tensor((*path, "out_proj"), names["out_proj"], (hidden, c.width)),
-    ]
+    sources = {"in_proj": [inputs], "rate": [computed(rates, f"{name}.{names['norm']}.weight", (c.width,))]}
+    return branch_weights(c, hidden, path, name, names, sources=sources)

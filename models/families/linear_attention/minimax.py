@@ -9,7 +9,7 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
+from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, NormedResidual
@@ -21,7 +21,7 @@ from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.samples import ATTENTION, LIGHTNING_ATTENTION
-from models.weights.layer_weights import Path, attention_weights, decoder_weights, moe_weights
+from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight, rows
 
 DEFAULT_POSITIONS = 131_072
@@ -31,7 +31,6 @@ ORIGINAL = ("minimax_text_01", "minimax_m1")
 # Block sizes of kernels, training, and the mode of absent shared experts.
 UNUSED = "block_size block router_jitter_noise shared_moe_mode".split()
 EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
-LIGHTNING = {"gate": "output_gate", "norm": "norm", "out_proj": "out_proj"}
 
 
 def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
@@ -39,8 +38,7 @@ def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
     types = ("linear_attention", "full_attention")
     name = spelled(reader, "attn_type_list", "decoder_attention_types")
     if "layer_types" in reader or name not in reader:
-        alternating = [types[(i + 1) % 2] for i in range(layers)]
-        return read_kinds(reader, "layer_types", types, layers) if "layer_types" in reader else alternating
+        return read_kinds(reader, "layer_types", types, layers, [types[(i + 1) % 2] for i in range(layers)])
     numbers = reader.integers(name)
     if len(numbers) != layers or max(numbers) > 1:
         reader.fault(name, f"a list of {layers} numbers, 0 for lightning attention and 1 for attention")
@@ -71,11 +69,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     window = None if reader.get("sliding_window") is None else reader.integer("sliding_window")
     attention = AttentionConfig(heads, kv_heads, head_dim, rope, window=window)
     lightning = LightningAttentionConfig(heads, head_dim, 1, NORM_EPS, activated=True)
-    experts = reader.integer(spelled(reader, "num_local_experts", "num_experts"), 8)
-    per_token = reader.integer("num_experts_per_tok", 2)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most num_local_experts ({experts})")
-    moe = MoeConfig(RouterConfig(experts, min(per_token, experts), normalise=True), reader.integer("intermediate_size"))
+    experts = read_experts(reader, "num_local_experts", "num_experts", experts=8, per_token=2)
+    moe = MoeConfig(RouterConfig(*experts, normalise=True), reader.integer("intermediate_size"))
     mixers = {
         "full_attention": _residual(reader, "full_attn", "full_attention", attention),
         "linear_attention": _residual(reader, "linear_attn", "linear_attention", lightning),
@@ -98,26 +93,22 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-def _describe(layers: int, c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    if isinstance(c, NormedResidual):
-        return _describe(layers, c.inner, hidden, path, layer)
-    if isinstance(c, AttentionConfig):
-        return attention_weights(c, hidden, path, f"{layer}.self_attn")
-    if isinstance(c, MoeConfig):
-        return moe_weights(c, hidden, path, f"{layer}.block_sparse_moe", EXPERT)
-    assert isinstance(c, LightningAttentionConfig)
-    name, number = f"{layer}.self_attn", int(path[1])
+def _lightning(layers: int, c: LightningAttentionConfig, hidden: int, path: Path, name: str) -> list[Weight]:
     # The file has the rows [q | k | v] of each head.
     by_part = np.arange(3 * c.width).reshape((c.heads, 3, c.head_size)).swapaxes(0, 1).reshape(-1)
     inputs = rows(f"{name}.qkv_proj.weight", (3 * c.width, hidden), by_part)
-    rates = slopes(c.heads) * (1 - number / (layers - 1 + 1e-5) + 1e-5)
-    names = {part: f"{name}.{stored}.weight" for part, stored in LIGHTNING.items()}
-    return lightning_weights(c, hidden, path, names, inputs, rates)
+    rates = slopes(c.heads) * (1 - int(path[1]) / (layers - 1 + 1e-5) + 1e-5)
+    names = {"gate": "output_gate", "norm": "norm"}
+    return lightning_weights(c, hidden, path, name, names=names, inputs=inputs, rates=rates)
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter with the published tensor names."""
-    return decoder_weights(config, partial(_describe, config.num_layers))
+    parts = {
+        LightningAttentionConfig: ("self_attn", partial(_lightning, config.num_layers)),
+        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=EXPERT)),
+    }
+    return decoder_weights(config, by_kind(parts))
 
 
 MINIMAX = Family(

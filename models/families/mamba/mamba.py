@@ -2,17 +2,16 @@
 
 import math
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from models.config.fields import read_decoder_config
 from models.config.reader import ConfigReader
-from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.decoder.decoder import DecoderConfig
+from models.families.family import text_family
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.samples import MAMBA1_MIXER
-from models.weights.layer_weights import Path, backbone_weights
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import backbone_weights, branch_weights, by_kind
 
 DEFAULT_POSITIONS = 1_048_576
 """`max_position_embeddings` of config.json files without it: a recurrence has no limit."""
@@ -51,52 +50,14 @@ def _read(name: str, config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers=layers, eps=eps, tied=tied, positions=DEFAULT_POSITIONS)
 
 
-def mamba1_weights(c: Mamba1Config, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a Mamba layer; arguments as for `layer_weights.attention_weights`."""
-    matrices = {
-        "in_proj": (2 * c.width, hidden),
-        "conv1d": (c.width, 1, c.kernel),
-        "x_proj": (sum(c.parts), c.width),
-        "dt_proj": (c.width, c.rank),
-        "out_proj": (hidden, c.width),
-    }
-    vectors = {
-        "dt_bias": ("dt_proj.bias", (c.width,)),
-        "A_log": ("A_log", (c.width, c.state_size)),
-        "D": ("D", (c.width,)),
-    }
-    if c.conv_bias:
-        vectors["conv_bias"] = "conv1d.bias", (c.width,)
-    if c.norms == "weighted":
-        vectors |= {
-            f"{x}_norm": (f"{x}_layernorm.weight", (n,)) for x, n in zip(("dt", "b", "c"), c.parts, strict=True)
-        }
-    return [
-        *(tensor((*path, part), f"{name}.{part}.weight", shape) for part, shape in matrices.items()),
-        *(tensor((*path, part), f"{name}.{file}", shape, float32=True) for part, (file, shape) in vectors.items()),
-    ]
+NAMES = {"conv_bias": "conv1d.bias", "dt_bias": "dt_proj.bias"}
+NAMES |= {f"{part}_norm": f"{part}_layernorm" for part in ("dt", "b", "c")}
+mamba1_weights = partial(branch_weights, names=NAMES)
+"""List the parameters of a Mamba layer; arguments as for `branch_weights`."""
 
 
-def _describe(c: BranchConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    assert isinstance(c, Mamba1Config)
-    return mamba1_weights(c, hidden, path, f"{layer}.mixer")
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    return backbone_weights(config, _describe)
-
-
-def _family(name: str, stem: str) -> Family:
-    return Family(
-        name,
-        (name,),
-        lambda config: _read(name, config),
-        weights,
-        root="backbone.",
-        architectures=text_classes(stem),
-        mixers=(MAMBA1_MIXER,),
-    )
-
-
-MAMBA = _family("mamba", "Mamba")
-FALCON_MAMBA = _family("falcon_mamba", "FalconMamba")
+weights = partial(backbone_weights, describe=by_kind({Mamba1Config: ("mixer", mamba1_weights)}))
+MAMBA, FALCON_MAMBA = (
+    text_family(name, stem, partial(_read, name), weights, MAMBA1_MIXER, root="backbone.")
+    for name, stem in (("mamba", "Mamba"), ("falcon_mamba", "FalconMamba"))
+)

@@ -3,13 +3,13 @@
 import math
 from collections.abc import Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from models.config.fields import spelled
 from models.config.reader import ConfigReader
 from models.mixers.mamba2 import Mamba2Config
-from models.weights.layer_weights import Path
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import branch_weights
 
 HYBRID_FIELDS = {
     "heads": "mamba_n_heads",
@@ -69,17 +69,5 @@ def with_floor(reader: ConfigReader, mixer: Mamba2Config) -> Mamba2Config:
     )
 
 
-def mamba2_weights(c: Mamba2Config, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of a Mamba2 layer; arguments as for `layer_weights.attention_weights`."""
-    vectors = {"A_log": "A_log", "dt_bias": "dt_bias", "D": "D"}
-    shapes = dict.fromkeys(vectors, (c.heads,))
-    if c.conv_bias:
-        vectors["conv_bias"], shapes["conv_bias"] = "conv1d.bias", (c.channels,)
-    if c.norm != "none":
-        vectors["norm"], shapes["norm"] = "norm.weight", (c.width,)
-    return [
-        tensor((*path, "in_proj"), f"{name}.in_proj.weight", (sum(part.size for part in c.segments), hidden)),
-        tensor((*path, "conv1d"), f"{name}.conv1d.weight", (c.channels, 1, c.kernel)),
-        tensor((*path, "out_proj"), f"{name}.out_proj.weight", (hidden, c.width)),
-        *(tensor((*path, part), f"{name}.{file}", shapes[part], float32=True) for part, file in vectors.items()),
-    ]
+mamba2_weights = partial(branch_weights, names={"conv_bias": "conv1d.bias"})
+"""List the parameters of a Mamba2 layer; arguments as for `branch_weights`."""

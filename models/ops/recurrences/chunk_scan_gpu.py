@@ -54,19 +54,14 @@ class ScanOperands(NamedTuple):
     until: Any
 
 
-def unsupported(inputs: RecurrenceInputs, chunk: int) -> str | None:
+def supports(inputs: RecurrenceInputs, chunk: int) -> bool:
     (values, keys), widest = inputs.state.shape[2:], MAX_KEY if inputs.beta is None else MAX_CORRECTED_KEY
-    if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS:
-        return f"a step of {inputs.tokens} tokens: expected one to {MAX_CHUNKS} chunks of {chunk}"
-    if any(size & (size - 1) or size < MIN_ROWS for size in (values, keys, chunk)) or keys > widest:
-        return (
-            f"states of {values} x {keys} and chunks of {chunk}: expected powers of two from {MIN_ROWS}, and a key up "
-            f"to {widest}"
-        )
-    return None
+    if inputs.tokens < chunk or -(-inputs.tokens // chunk) > MAX_CHUNKS or keys > widest:
+        return False
+    return not any(size & (size - 1) or size < MIN_ROWS for size in (values, keys, chunk))
 
 
-KERNEL = Kernel("chunk_scan_kernel", "gpu", unsupported)
+KERNEL = Kernel("chunk_scan_kernel", "gpu", supports)
 
 
 def chunk_scan_kernel(*refs: Any, by_slot: bool, fields: tuple[str, ...], by_channel: bool) -> None:
@@ -141,33 +136,29 @@ def chunk_scan(
     inputs: RecurrenceInputs, operands: ScanOperands, *, keep_state: bool, interpret: bool
 ) -> RecurrenceOutputs:
     """Carry the state of every lane through all chunks; no new state with `keep_state`."""
-    from jax.experimental import pallas as pl
-
     (_, heads, values, keys), slots = inputs.state.shape, inputs.slots
     lanes, by_slot, rows_of_lanes = len(inputs.valid), slots is not None, () if slots is None else (slots,)
     count, _, _, places, _ = operands.scores.shape
     rows, decayed = min(MAX_ROWS, values), operands.keys is not None
     shared = heads // operands.reads.shape[2 if decayed else 3]
     by_channel = operands.decay.shape[-1] > 1
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
 
     def of_tokens(size: int, by: int = 1, tiled: bool = False) -> Any:
         def index(lane: Any, head: Any, tile: Any) -> tuple[Any, ...]:
             return lane, 0, 0, lax.div(head, np.int32(by)) if by > 1 else head, tile if tiled else 0
 
-        return pl.BlockSpec((pl.Squeezed(), count, places, pl.Squeezed(), size), index)
+        return (None, count, places, None, size), index
 
     def of_value_head(size: int) -> Any:
-        block = count, pl.Squeezed(), pl.Squeezed(), places, size
-        return pl.BlockSpec(block, lambda lane, head, tile: (0, lane, head, 0, 0))
+        return (count, None, None, places, size), lambda lane, head, tile: (0, lane, head, 0, 0)
 
     key, value = of_value_head(keys) if decayed else of_tokens(keys, shared), of_tokens(rows, tiled=True)
-    channels = pl.BlockSpec((count, pl.Squeezed(), pl.Squeezed(), keys), lambda lane, head, tile: (0, lane, head, 0))
+    channels = (count, None, None, keys), lambda lane, head, tile: (0, lane, head, 0)
     specs = {
         "queries": key,
         "reads": key,
         "keys": key,
-        "decay": channels if by_channel else unblocked,
+        "decay": channels if by_channel else None,
         "values": value,
         "corrected": of_value_head(places),
         "scores": of_value_head(places),
@@ -175,17 +166,14 @@ def chunk_scan(
         "until": of_value_head(1),
     }
     arrays = {name: array for name, array in operands._asdict().items() if array is not None}
-    block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+    matrix = None if by_slot else ((None, None, rows, keys), lambda lane, head, tile: (lane, head, tile, 0))
     number, moved = len(arrays) + 2 + by_slot, rows_bytes(inputs.state, lanes)
     shapes = (lanes, count, places, heads, values), inputs.state.shape
     out, *state = gpu_call(
         partial(chunk_scan_kernel, by_slot=by_slot, fields=tuple(arrays), by_channel=by_channel),
-        pl.GridSpec(
-            grid=(lanes, heads, values // rows),
-            in_specs=[*[unblocked] * (2 + by_slot), *(specs[name] for name in arrays), matrix],
-            out_specs=[value, matrix][: 2 - keep_state],
-        ),
+        (lanes, heads, values // rows),
+        [*[None] * (2 + by_slot), *(specs[name] for name in arrays), matrix],
+        [value, matrix][: 2 - keep_state],
         [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},
@@ -236,24 +224,15 @@ def chunk_products(
     interpret: bool,
 ) -> list[Float32[Array, "chunk lane key_head place place"]]:
     """Multiply chunks' queries, and if `both` keys, with their keys; zero at padding."""
-    from jax.experimental import pallas as pl
-
     lanes, count, places, heads, size = keys.shape
-    tokens = pl.BlockSpec(
-        (pl.Squeezed(), pl.Squeezed(), places, pl.Squeezed(), size), lambda lane, head, chunk: (lane, chunk, 0, head, 0)
-    )
-    square = pl.BlockSpec(
-        (pl.Squeezed(), pl.Squeezed(), pl.Squeezed(), places, places),
-        lambda lane, head, chunk: (chunk, lane, head, 0, 0),
-    )
+    tokens = (None, None, places, None, size), lambda lane, head, chunk: (lane, chunk, 0, head, 0)
+    square = (None, None, None, places, places), lambda lane, head, chunk: (chunk, lane, head, 0, 0)
     result = result_like((count, lanes, heads, places, places), jnp.float32, inputs.state)
     products = gpu_call(
         chunk_products_kernel,
-        pl.GridSpec(
-            grid=(lanes, heads, count),
-            in_specs=[pl.BlockSpec(memory_space=pl.ANY), tokens, tokens],
-            out_specs=[square] * (1 + both),
-        ),
+        (lanes, heads, count),
+        [None, tokens, tokens],
+        [square] * (1 + both),
         [result] * (1 + both),
         interpret=interpret,
     )(inputs.lengths, queries, keys)

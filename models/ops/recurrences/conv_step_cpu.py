@@ -47,16 +47,13 @@ class ConvInputs(NamedTuple):
     slots: Int32[Array, "lane"] | None = None
 
 
-def unsupported(inputs: ConvInputs) -> str | None:
+def supports(inputs: ConvInputs) -> bool:
     x, taps, state = inputs[:3]
-    if x.dtype != jnp.float32 or any(str(array.dtype) not in DTYPES for array in (taps, state)):
-        return f"inputs of {x.dtype}, taps of {taps.dtype} and windows of {state.dtype}"
-    if not MIN_TAPS <= taps.shape[1] <= MAX_TAPS:
-        return f"{taps.shape[1]} taps: expected {MIN_TAPS} to {MAX_TAPS}"
-    return None
+    dtypes = x.dtype == jnp.float32 and str(taps.dtype) in DTYPES and str(state.dtype) in DTYPES
+    return dtypes and MIN_TAPS <= taps.shape[1] <= MAX_TAPS
 
 
-KERNEL = Kernel(STEP, "cpu", unsupported)
+KERNEL = Kernel(STEP, "cpu", supports)
 
 
 def conv_step_cpu(

@@ -23,16 +23,12 @@ MIN_CHANNELS = 16
 """Channels of a program instance, up to 512."""
 
 
-def unsupported(inputs: ConvInputs) -> str | None:
-    (_, tokens, channels), taps = inputs.x.shape, inputs.taps.shape[1]
-    if tokens > MAX_TOKENS:
-        return f"a step of {tokens} tokens: expected at most {MAX_TOKENS}"
-    if taps > MAX_TAPS:
-        return f"{taps} taps: expected at most {MAX_TAPS}"
-    return f"{channels} channels: expected a multiple of {MIN_CHANNELS}" if channels % MIN_CHANNELS else None
+def supports(inputs: ConvInputs) -> bool:
+    _, tokens, channels = inputs.x.shape
+    return tokens <= MAX_TOKENS and inputs.taps.shape[1] <= MAX_TAPS and not channels % MIN_CHANNELS
 
 
-KERNEL = Kernel("conv_step_kernel", "gpu", unsupported)
+KERNEL = Kernel("conv_step_kernel", "gpu", supports)
 
 
 def conv_step_kernel(*refs: Any, by_slot: bool, biased: bool, activation: Callable[[Array], Array]) -> None:
@@ -82,30 +78,29 @@ def conv_step(
     Returns:
         Outputs, zero at padding, and the new state or None.
     """
-    from jax.experimental import pallas as pl
-
     x, taps, state, lengths, fresh, bias, slots = inputs
     by_slot = slots is not None
     lanes, tokens, channels = x.shape
     width = next(size for size in (512, 256, 128, 64, 32, MIN_CHANNELS) if channels % size == 0)
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
 
     def rows(count: int) -> Any:
-        return pl.BlockSpec((pl.Squeezed(), count, width), lambda lane, part: (lane, 0, part))
+        return (None, count, width), lambda lane, part: (lane, 0, part)
 
-    window, tokens_spec = unblocked if by_slot else rows(state.shape[1]), rows(tokens)
+    window, tokens_spec = None if by_slot else rows(state.shape[1]), rows(tokens)
     # Shared operands get a leading axis like operands of lanes, for the proof.
-    of_channels = pl.BlockSpec((pl.Squeezed(), width, taps.shape[1]), lambda lane, part: (0, part, 0))
-    in_specs = [*[unblocked] * (2 + by_slot), tokens_spec, of_channels, window]
+    of_channels = (None, width, taps.shape[1]), lambda lane, part: (0, part, 0)
+    in_specs = [*[None] * (2 + by_slot), tokens_spec, of_channels, window]
     operands = [*(() if slots is None else (slots,)), lengths, fresh.astype(jnp.int32), x, taps[None], state]
     number, moved = len(operands) - 1, rows_bytes(state, lanes)
     if bias is not None:
-        in_specs.append(pl.BlockSpec((pl.Squeezed(), width), lambda lane, part: (0, part)))
+        in_specs.append(((None, width), lambda lane, part: (0, part)))
         operands.append(bias[None])
     results = 2 - keep_state
     out, *new = gpu_call(
         partial(conv_step_kernel, by_slot=by_slot, biased=bias is not None, activation=activation),
-        pl.GridSpec(grid=(lanes, channels // width), in_specs=in_specs, out_specs=[tokens_spec, window][:results]),
+        (lanes, channels // width),
+        in_specs,
+        [tokens_spec, window][:results],
         [result_like(x.shape, jnp.float32, state), result_like(state.shape, state.dtype, state)][:results],
         aliases={} if keep_state else {number: 1},
         reads={number: moved},

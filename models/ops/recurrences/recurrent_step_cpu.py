@@ -26,18 +26,14 @@ _CALL = PoolKernel("length lane lane lane lane lane lane", ("row value_head valu
 POOL_KERNELS = {STEP: _CALL, READ: _CALL._replace(writes=False)}
 
 
-def unsupported(inputs: RecurrenceInputs, keep_state: bool = False) -> str | None:
+def supports(inputs: RecurrenceInputs, keep_state: bool = False) -> bool:
     arrays = inputs.query, inputs.key, inputs.value, inputs.log_decay, inputs.state, inputs.beta
     if any(array.dtype != jnp.float32 for array in arrays if array is not None):
-        return "numbers of another dtype than float32"
-    if keep_state and inputs.tokens > MAX_KEPT_TOKENS:
-        return f"a step of {inputs.tokens} tokens that keeps its state: expected at most {MAX_KEPT_TOKENS}"
-    if inputs.state.shape[3] > MAX_KEY:
-        return f"{inputs.state.shape[3]} channels of the key: expected at most {MAX_KEY}"
-    return None
+        return False
+    return inputs.state.shape[3] <= MAX_KEY and not (keep_state and inputs.tokens > MAX_KEPT_TOKENS)
 
 
-KERNEL = Kernel(STEP, "cpu", unsupported)
+KERNEL = Kernel(STEP, "cpu", supports)
 
 
 def recurrent_step_cpu(

@@ -25,16 +25,12 @@ MAX_KEY = 256
 """Key channels: more do not fit into registers."""
 
 
-def unsupported(inputs: RecurrenceInputs) -> str | None:
+def supports(inputs: RecurrenceInputs) -> bool:
     values, keys = inputs.state.shape[2:]
-    if inputs.tokens > MAX_TOKENS:
-        return f"a step of {inputs.tokens} tokens: expected at most {MAX_TOKENS}"
-    if keys > MAX_KEY or keys & (keys - 1) or values & (values - 1):
-        return f"states of {values} x {keys}: expected powers of two, and at most {MAX_KEY} channels of the key"
-    return None
+    return inputs.tokens <= MAX_TOKENS and keys <= MAX_KEY and not keys & (keys - 1) and not values & (values - 1)
 
 
-KERNEL = Kernel("recurrent_step_kernel", "gpu", unsupported)
+KERNEL = Kernel("recurrent_step_kernel", "gpu", supports)
 
 
 def recurrent_step_kernel(
@@ -97,8 +93,6 @@ def recurrent_step(
         surroundings: factors on values.
         channels: queries and keys of `key_heads` heads, without norm, and values; they replace the inputs' arrays.
     """
-    from jax.experimental import pallas as pl
-
     (_, heads, values, keys), slots = inputs.state.shape, inputs.slots
     lanes, by_slot = len(inputs.valid), slots is not None
     tokens, by_channel = inputs.tokens, inputs.log_decay.ndim == inputs.key.ndim
@@ -106,18 +100,15 @@ def recurrent_step(
     beta = inputs.log_decay[..., 0] if by_channel else inputs.log_decay
     beta = beta if inputs.beta is None else inputs.beta
     rows = min(MAX_ROWS, values)
-    unblocked = pl.BlockSpec(memory_space=pl.ANY)
 
     def of_head(size: int, index: Any) -> Any:
-        return pl.BlockSpec((pl.Squeezed(), tokens, pl.Squeezed(), size), index)
+        return (None, tokens, None, size), index
 
     def key_head(head: Any) -> Any:
         return lax.div(head, np.int32(shared)) if shared > 1 else head
 
     def keys_from(first: int) -> Any:
-        return pl.BlockSpec(
-            (pl.Squeezed(), tokens, keys), lambda lane, head, tile: (lane, 0, key_head(head) + np.int32(first))
-        )
+        return (None, tokens, keys), lambda lane, head, tile: (lane, 0, key_head(head) + np.int32(first))
 
     by_key = of_head(keys, lambda lane, head, tile: (lane, 0, head, 0))
     of_value = of_head(rows, lambda lane, head, tile: (lane, 0, head, tile))
@@ -129,16 +120,13 @@ def recurrent_step(
         # Blocks of the channels: the proof takes no dimension of keys for one of values.
         vectors, tiles, first = (channels,) * 3, np.int32(values // rows), np.int32(2 * key_heads * keys // rows)
         query, key = keys_from(0), keys_from(key_heads)
-        value = pl.BlockSpec(
-            (pl.Squeezed(), tokens, rows), lambda lane, head, tile: (lane, 0, first + head * tiles + tile)
-        )
-    block = (pl.Squeezed(), pl.Squeezed(), rows, keys)
-    matrix = unblocked if by_slot else pl.BlockSpec(block, lambda lane, head, tile: (lane, head, tile, 0))
+        value = (None, tokens, rows), lambda lane, head, tile: (lane, 0, first + head * tiles + tile)
+    matrix = None if by_slot else ((None, None, rows, keys), lambda lane, head, tile: (lane, head, tile, 0))
     operands = (
         *(() if slots is None else (slots,)), inputs.valid.astype(jnp.int32), inputs.fresh.astype(jnp.int32),
         inputs.log_decay, beta, *vectors, inputs.state,
     )  # fmt: skip
-    decay = by_key if by_channel else unblocked
+    decay = by_key if by_channel else None
     # Queries, keys and values in one array.
     read_heads = (heads // shared * keys, heads // shared * keys, heads * values)
     reads = {len(operands) - 4 + k: 4 * lanes * tokens * size for k, size in enumerate(read_heads)}
@@ -154,20 +142,9 @@ def recurrent_step(
             surrounded=surroundings is not None,
             keep_state=keep_state,
         ),
-        pl.GridSpec(
-            grid=(lanes, heads, values // rows),
-            in_specs=[
-                *[unblocked] * (2 + by_slot),
-                decay,
-                unblocked,
-                query,
-                key,
-                value,
-                matrix,
-                *[unblocked] * len(factors),
-            ],
-            out_specs=[of_value, matrix][:results],
-        ),
+        (lanes, heads, values // rows),
+        [*[None] * (2 + by_slot), decay, None, query, key, value, matrix, *[None] * len(factors)],
+        [of_value, matrix][:results],
         [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
         aliases={} if keep_state else {len(operands) - 1: 1},
         reads=reads,

@@ -28,24 +28,14 @@ def heads_of_block(heads: int, values: int, keys: int) -> int | None:
     return max(fitting, default=None)
 
 
-def unsupported(inputs: RecurrenceInputs) -> str | None:
+def supports(inputs: RecurrenceInputs) -> bool:
     heads, values, keys = inputs.state.shape[1:]
-    if inputs.tokens != 1:
-        return f"a step of {inputs.tokens} tokens"
-    if not inputs.devices.interpret and (values % SUBLANES or keys % LANES_OF_REGISTER):
-        return (
-            f"states of {values} x {keys}, which XLA lays out in another order and would copy to turn: expected "
-            f"multiples of {SUBLANES} x {LANES_OF_REGISTER}"
-        )
-    if heads_of_block(heads, values, keys) is None:
-        return (
-            f"states of {heads} heads of {values} x {keys}: expected some of them, all or a multiple of {SUBLANES} "
-            f"that divides them, at most {MAX_HEADS}, to take at most {MAX_BLOCK} bytes"
-        )
-    return None
+    # XLA lays out other states in another order, and would copy them to turn.
+    laid_out = inputs.devices.interpret or not (values % SUBLANES or keys % LANES_OF_REGISTER)
+    return inputs.tokens == 1 and laid_out and heads_of_block(heads, values, keys) is not None
 
 
-KERNEL = Kernel("recurrent_step_tpu_kernel", "tpu", unsupported)
+KERNEL = Kernel("recurrent_step_tpu_kernel", "tpu", supports)
 
 
 def recurrent_step_tpu_kernel(*refs: Any, heads: int, corrects: bool, by_slot: bool) -> None:
@@ -84,7 +74,7 @@ def recurrent_step_tpu(inputs: RecurrenceInputs, *, interpret: bool) -> Recurren
     _, heads, values, keys = inputs.state.shape
     lanes, slots = len(inputs.valid), inputs.slots
     block = heads_of_block(heads, values, keys)
-    assert block is not None, unsupported(inputs)
+    assert block is not None, "by `supports`"
     by_channel = inputs.log_decay.ndim == inputs.key.ndim
     decay = inputs.log_decay[:, 0] if by_channel else inputs.log_decay[:, 0, :, None]
     shared = heads // inputs.key.shape[2]

@@ -168,11 +168,12 @@ def range_kernel(bounds: Any, expert: Any, x: Any, weight: Any, out: Any) -> Non
 
 def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
     """The expert product with a loop over a range, declaring the rows' experts only."""
-    whole_spec = pl.BlockSpec(memory_space=pl.ANY)
     order = jnp.argsort(expert)
     run = gpu_call(
         range_kernel,
-        pl.GridSpec(grid=(1,), in_specs=[whole_spec] * 4, out_specs=whole_spec),
+        (1,),
+        [None] * 4,
+        None,
         array(x.shape[0], OUT),
         interpret=False,
         reads={3: x.shape[0] * MATRIX},
@@ -211,10 +212,9 @@ def test_a_loop_over_the_limit_of_a_context_is_counted() -> None:
     lanes, context, size = 2, 512, 128
 
     def run(limit: Any, key: Any) -> Any:
-        row = pl.BlockSpec((pl.Squeezed(), context, size), lambda lane: (lane, 0, 0))
-        out = pl.BlockSpec((pl.Squeezed(), size), lambda lane: (lane, 0))
-        specs = pl.GridSpec(grid=(lanes,), in_specs=[pl.BlockSpec((1,), lambda lane: (lane,)), row], out_specs=out)
-        return gpu_call(whole_context_kernel, specs, array(lanes, size), interpret=False)(limit, key)
+        specs = [((1,), lambda lane: (lane,)), ((None, context, size), lambda lane: (lane, 0, 0))]
+        out = (None, size), lambda lane: (lane, 0)
+        return gpu_call(whole_context_kernel, (lanes,), specs, out, array(lanes, size), interpret=False)(limit, key)
 
     result = reads(
         run, (array(lanes, dtype=jnp.int32), array(lanes, context, size)), (np.array([1, 64], np.int32), None)
@@ -239,11 +239,13 @@ def rows_kernel(slots: Any, state: Any, out: Any, new: Any, *, all_rows: bool) -
 
 def doubled(all_rows: bool) -> KernelReads:
     """A kernel over the rows of lanes in a pool, which declares the rows of the lanes only."""
-    operand, row = pl.BlockSpec(memory_space=pl.ANY), pl.BlockSpec((pl.Squeezed(), WIDTH), lambda lane: (lane, 0))
+    row = (None, WIDTH), lambda lane: (lane, 0)
     pool = array(ROWS, WIDTH)
     run = gpu_call(
         partial(rows_kernel, all_rows=all_rows),
-        pl.GridSpec(grid=(LANES,), in_specs=[operand, operand], out_specs=[row, operand]),
+        (LANES,),
+        [None, None],
+        [row, None],
         [array(LANES, WIDTH), pool],
         interpret=False,
         reads={1: LANES * WIDTH * 4},
@@ -271,9 +273,7 @@ def test_a_store_that_returns_the_old_numbers_loads_them_too(exchange: Any) -> N
     def exchange_kernel(state: Any, out: Any, new: Any) -> None:
         out[...] = exchange(new, slice(None), 2.0 * state[...])
 
-    spec = pl.BlockSpec(memory_space=pl.ANY)
-    grid = pl.GridSpec(grid=(1,), in_specs=[spec], out_specs=[spec, spec])
-    run = gpu_call(exchange_kernel, grid, [array(WIDTH)] * 2, interpret=False, aliases={0: 1})
+    run = gpu_call(exchange_kernel, (1,), [None], [None, None], [array(WIDTH)] * 2, interpret=False, aliases={0: 1})
     result = reads(run, (array(WIDTH),), (None,))
     assert (result.loaded, result.stored) == ((2 * 4 * WIDTH,), (4 * WIDTH,) * 2)
 

@@ -235,7 +235,7 @@ def test_attention_chooses_it() -> None:
         operands._replace(caches=(keys.astype(jnp.bfloat16), values)),
         operands._replace(caches=stored),
     ):
-        assert KERNEL.unsupported(wrong, KINDS["grouped"][3])
+        assert not KERNEL.supports(wrong, KINDS["grouped"][3])
 
 
 @pytest.mark.parametrize("kind", ["grouped", "latent"])

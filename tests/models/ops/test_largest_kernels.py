@@ -150,7 +150,7 @@ LARGEST: dict[str, Case] = {
     "experts, e4m3, gated": experts(8192, ("e4m3", False, False), True),
     "norm, 128 rows": norm(3 * MAX_TURN), "cutoffs": cutoffs(262144),
 }  # fmt: skip
-"""Name -> an operation in the largest blocks that `unsupported` takes."""
+"""Name -> an operation in the largest blocks that `supports` takes."""
 
 
 @pytest.mark.each_value

@@ -14,7 +14,7 @@ from ir_passes import IsolationError, Lane, LaneContract, Shared
 from ir_passes.proof.lane_proof import prove_isolation
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.linear import dot, linear
-from models.ops.row_product import KERNEL, MAX_ROWS, MORE_ROWS, fastest, row_product, unsupported_rows
+from models.ops.row_product import KERNEL, MAX_ROWS, MORE_ROWS, fastest, row_product, supports_rows
 from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
@@ -111,7 +111,7 @@ def test_the_limit_of_rows_depends_on_instructions_and_dtype(instructions: str, 
         largest = more.get(instructions, MAX_ROWS)
         for rows in (0, 1, MAX_ROWS, MAX_ROWS + 1, 128, 129, 4096):
             accepted = 1 <= rows <= largest
-            assert (unsupported_rows(rows, dtype) is None) == accepted, (rows, dtype)
+            assert supports_rows(rows, dtype) == accepted, (rows, dtype)
 
 
 @pytest.mark.parametrize("instructions", instruction_sets())

@@ -83,14 +83,13 @@ def _product(size: int) -> dict[str, Any]:
 def _kernel(platform: str, interpret: bool) -> dict[str, Any]:
     if platform != "gpu" and not interpret:
         raise NotRun("a kernel for GPUs")
-    from jax.experimental import pallas as pl
 
     def three_lines(x: Any, out: Any) -> None:
         out[...] = x[...] + 1.0
 
-    array, block = jnp.arange(1024, dtype=jnp.float32), pl.BlockSpec((128,), lambda number: (number,))
-    grid_spec = pl.GridSpec(grid=(8,), in_specs=[block], out_specs=block)
-    run = gpu_call(three_lines, grid_spec, jax.ShapeDtypeStruct(array.shape, array.dtype), interpret=interpret)
+    array, block = jnp.arange(1024, dtype=jnp.float32), ((128,), lambda number: (number,))
+    result = jax.ShapeDtypeStruct(array.shape, array.dtype)
+    run = gpu_call(three_lines, (8,), [block], block, result, interpret=interpret)
     error = float(np.max(np.abs(np.asarray(jax.jit(run)(array)) - np.arange(1, 1025))))
     if error:
         raise Failure(f"x + 1: expected no error, got {error}", {"error": error})

@@ -124,4 +124,4 @@ def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: 
     state, gates = jnp.zeros((1, HEADS, values, keys)), jnp.zeros((1, tokens, HEADS))
     real = jnp.ones((1, tokens), bool)
     operands = RecurrenceInputs(query, query, value, gates, state, real, operands.fresh)
-    assert KERNEL.unsupported(operands, CHUNK)
+    assert not KERNEL.supports(operands, CHUNK)

@@ -131,7 +131,7 @@ def test_layers_choose_it():
     assert not calls(arguments(dtype=jnp.float16))
     for taps in (1, MAX_TAPS + 1):
         x, state = jnp.zeros((1, 1, 8)), jnp.zeros((1, taps - 1, 8))
-        assert KERNEL.unsupported(ConvInputs(x, jnp.zeros((8, taps)), state, jnp.ones(1), jnp.zeros(1)))
+        assert not KERNEL.supports(ConvInputs(x, jnp.zeros((8, taps)), state, jnp.ones(1), jnp.zeros(1)))
 
 
 @pytest.mark.parametrize("activated", [True, False])

@@ -98,9 +98,9 @@ def test_operations_choose_it():
     operands = inputs("head", 8, 4)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(replace(operands, devices=other))
-    assert KERNEL.unsupported(inputs("ssd", 8, MAX_KEY + 1))
+    assert not KERNEL.supports(inputs("ssd", 8, MAX_KEY + 1))
     long = several("head", tokens=MAX_KEPT_TOKENS + 1)
-    assert KERNEL.unsupported(long) is None and KERNEL.unsupported(long, True)
+    assert KERNEL.supports(long) and not KERNEL.supports(long, True)
 
 
 @pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])

@@ -119,5 +119,5 @@ def test_other_sizes_are_left_to_the_plain_form(sizes: tuple[int, int, int], tok
     query, value = jnp.zeros((LANES, tokens, heads, keys)), jnp.zeros((LANES, tokens, heads, values))
     state, real = jnp.zeros((LANES, *sizes)), jnp.ones((LANES, tokens), bool)
     recurrence_inputs = RecurrenceInputs(query, query, value, query, state, real, real[:, 0])
-    assert KERNEL.unsupported(recurrence_inputs), sizes
+    assert not KERNEL.supports(recurrence_inputs), sizes
     assert not KERNEL.chosen(Devices(platform="tpu", kernels="auto"), recurrence_inputs)

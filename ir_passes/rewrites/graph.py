@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
-from ir_passes.scratch.liveness import bytes_of
+from ir_passes.jaxpr.rewriting import bytes_of
 
 Say = Callable[[str], None]
 

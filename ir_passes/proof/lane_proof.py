@@ -160,8 +160,7 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
         for array, value in zip(prover.bound.inputs, inputs, strict=True):
             if isinstance(array.entry, Packed) and array.entry.role == "cu_seqlens":
                 packed_layout.register(prover, value, array.entry.layout, operations)
-    consts = [prover.constant(const) for const in flat.consts]
-    return interpret(prover, flat.jaxpr, consts, inputs)
+    return interpret(prover, flat, inputs)
 
 
 def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:

@@ -13,7 +13,7 @@ from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
-from ir_passes.proof.numbering import NONE, Leaf, Number, Numbering
+from ir_passes.proof.numbering import NONE, Leaf, Number
 from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Condition, Constant, IndexSum, Iota, Mask, Range, Value
@@ -103,7 +103,8 @@ class Prover:
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
     scanned: dict[Any, tuple[int, Hashable]] = field(default_factory=dict)
-    numbers: Numbering = field(default_factory=Numbering)
+    _numbers: dict[Hashable, Number] = field(default_factory=dict)
+    _last_number: Number = Number(1)
     _literals: dict[int, Value] = field(default_factory=dict)
     _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
 
@@ -112,7 +113,8 @@ class Prover:
         self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> Number:
-        return self.numbers.fresh()
+        self._last_number = Number(self._last_number + 1)
+        return self._last_number
 
     @contextmanager
     def given(self, **state: Any) -> Iterator[None]:
@@ -135,7 +137,12 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        return self.numbers.of(form, operands)
+        """Return the number of an expression: its form and its operands' numbers."""
+        key = (form, operands)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self.fresh()
+        return number
 
     def read(self, env: Env, atom: Any) -> Value:
         if not isinstance(atom, ir.Literal):

@@ -2,7 +2,7 @@
 
 import heapq
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from difflib import SequenceMatcher
 from graphlib import CycleError, TopologicalSorter
 from itertools import groupby, pairwise
@@ -21,15 +21,6 @@ from ir_passes.rewrites.lane_work import SELECTING, Different, LaneOwners, SameW
 from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, SlotIndex, pool_names
 
 MAX_ALIGNMENTS = 3
-SCATTERS: dict[str, Callable[..., jax.Array]] = {
-    "dynamic_update_slice": lax.scatter,
-    "scatter": lax.scatter,
-    "scatter-add": lax.scatter_add,
-    "scatter-mul": lax.scatter_mul,
-    "scatter-sub": lax.scatter_sub,
-    "scatter-min": lax.scatter_min,
-    "scatter-max": lax.scatter_max,
-}
 
 
 def rebatch(graph: Graph, say: Say = quiet) -> Graph:
@@ -234,7 +225,8 @@ class BatchedWork:
             return
         (update,) = eqn.invars[updates_of(eqn)]
         values = lax.reshape(self.each(update), (self.lanes, *box.sizes))
-        scatter, numbers = SCATTERS[eqn.primitive.name], lax.ScatterDimensionNumbers(window, (), dims)
+        kind = eqn.primitive.name.replace("dynamic_update_slice", "scatter").replace("-", "_")
+        scatter, numbers = getattr(lax, kind), lax.ScatterDimensionNumbers(window, (), dims)
         self.arrays[version] = scatter(pool, index, values, numbers, mode="drop", unique_indices=True)
 
 

@@ -198,7 +198,7 @@ def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
             return Value(rows, number, bounds, PageEntry(leaf, alternatives=alternatives))
         case Pool(group, axis):
             intact = UnchangedRows(leaf) if prover.idle or prover.disagreeing is not None else None
-            owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
+            owner: Owner = PoolRows(leaf, group, axis) if group in prover.bound.mapped else _lanes(axis, lanes)
             return Value(owner, number, intact=intact, version=prover.versions.first(leaf))
 
 
@@ -216,7 +216,7 @@ def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
     for leaf, successor in prover.bound.successors.items():
         entry, owner = prover.bound.inputs[leaf].entry, results[successor].owner
         wrong = isinstance(owner, Mixed) and owner.cause.kind is ViolationKind.WRONG_ROW
-        if isinstance(entry, Pool) and entry.group in prover.mapped and not wrong:
+        if isinstance(entry, Pool) and entry.group in prover.bound.mapped and not wrong:
             groups.setdefault(entry.group, []).append(leaf)
     for first, *rest in groups.values():
         rows = _coordinates(prover, first)

@@ -9,7 +9,6 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
@@ -71,7 +70,6 @@ class Prover:
         layout: value number -> fact and bounds, from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
         scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.
-        mapped: pool groups with a slot map or page table.
     """
 
     bound: BoundContract
@@ -107,10 +105,6 @@ class Prover:
     _last_number: Number = Number(1)
     _literals: dict[int, Value] = field(default_factory=dict)
     _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
-
-    def __post_init__(self) -> None:
-        entries = [array.entry for array in self.bound.inputs]
-        self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
 
     def fresh(self) -> Number:
         self._last_number = Number(self._last_number + 1)

@@ -13,8 +13,9 @@ import jax
 from jax import lax
 from jax import numpy as jnp
 
+from ir_passes.contract.declared import CROSSING, declaration_of
 from ir_passes.jaxpr import ir, rewriting
-from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.jaxpr.primitives import OPAQUE, WRITES
 from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.rewrites.lane_work import SELECTING, Different, LaneOwners, SameWork, updates_of, written_pools
@@ -53,6 +54,8 @@ def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
             continue
         try:
             work = SameWork(owners, eqns)
+            for eqn in eqns[0]:
+                _check_batchable(eqn, owners.boxes.get(id(eqn)))
             pools = written_pools(work)
             rewritten = _rewrite(graph, work, pools)
         except Different as difference:
@@ -102,6 +105,31 @@ def _is_work(eqn: ir.JaxprEqn, owners: LaneOwners) -> bool:
         prod(ir.shape_of(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars
     )
     return id(eqn) in owners.boxes or not (eqn.primitive.name in SELECTING or index)
+
+
+BARRED = frozenset(
+    """
+    cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
+    rng_uniform custom_vmap_call custom_partitioning
+    """.split()
+).union(OPAQUE)
+"""Operations that `jax.vmap` does not batch lane by lane, or runs for all lanes if one lane needs them."""
+
+
+def _check_batchable(eqn: ir.JaxprEqn, box: Box | None) -> None:
+    """Raise Different for an equation not batched lane by lane, or an unknown index."""
+    inner = (other for body in ir.sub_jaxprs(eqn) for other in ir.all_eqns(body))
+    for barred in (other.primitive.name for other in (eqn, *inner) if _is_barred(other)):
+        raise Different(f"{barred} at {ir.source_of(eqn)} is not batched")
+    if box is not None and None in box.starts:
+        place = f"{eqn.primitive.name} at {ir.source_of(eqn)}"
+        raise Different(f"{place} has an index that is neither a constant nor an entry of a slot map")
+
+
+def _is_barred(eqn: ir.JaxprEqn) -> bool:
+    name = eqn.primitive.name
+    crossing = name == "name" and str(eqn.params.get("name")).startswith(CROSSING)
+    return name in BARRED or name.startswith("random_") or crossing or declaration_of(eqn) is not None
 
 
 def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph:

@@ -12,12 +12,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
-from ir_passes.contract.declared import CROSSING, declaration_of
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.primitives import OPAQUE, PARTS, WRITES
+from ir_passes.jaxpr.primitives import PARTS, WRITES
 from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, SlotIndex
 
@@ -125,8 +124,9 @@ class LaneOwners:
 
     def _split(self, eqn: ir.JaxprEqn) -> None:
         (source,), axis = eqn.invars, eqn.params["axis"]
-        is_by_lane = not isinstance(source, ir.Literal) and self._lane_axis(source) == axis
-        for lane, var in enumerate(eqn.outvars) if is_by_lane and len(eqn.outvars) == self.lanes else ():
+        if isinstance(source, ir.Literal) or self._lane_axis(source) != axis or len(eqn.outvars) != self.lanes:
+            return
+        for lane, var in enumerate(eqn.outvars):
             self.lane_of[var], self.entries[var] = lane, Entry(source, axis, lane, True)
             self.selected.add(var)
 
@@ -145,7 +145,7 @@ class SameWork:
         ids: ids of the equations of all lanes.
 
     Raises:
-        Different: two lanes differ, or an equation cannot be batched.
+        Different: two lanes differ.
     """
 
     def __init__(self, owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]]) -> None:
@@ -161,8 +161,6 @@ class SameWork:
                     self.alike.setdefault(var, {})[lane] = other_var
             if len(eqns) != len(lanes[0]):
                 raise Different(f"lane 0 has {len(lanes[0])} equations, lane {lane} has {len(eqns)}")
-        for eqn in lanes[0]:
-            _check_batchable(eqn, owners.boxes.get(id(eqn)))
 
     def first_version(self, version: ir.Atom) -> ir.Var:
         """Return the version of a pool before this work."""
@@ -232,31 +230,6 @@ def updates_of(eqn: ir.JaxprEqn) -> slice:
     if eqn.primitive.name == "dynamic_update_slice":
         return slice(1, 2)
     return slice(2, 3) if eqn.primitive.name in WRITES else slice(0, 0)
-
-
-BARRED = frozenset(
-    """
-    cond while shard_map sharding_constraint optimization_barrier custom_call tpu_custom_call rng_bit_generator
-    rng_uniform custom_vmap_call custom_partitioning
-    """.split()
-).union(OPAQUE)
-"""Operations that `jax.vmap` does not batch lane by lane, or runs for all lanes if one lane needs them."""
-
-
-def _check_batchable(eqn: ir.JaxprEqn, box: Box | None) -> None:
-    """Raise Different for an equation not batched lane by lane, or an unknown index."""
-    inner = (other for body in ir.sub_jaxprs(eqn) for other in ir.all_eqns(body))
-    for barred in (other.primitive.name for other in (eqn, *inner) if _is_barred(other)):
-        raise Different(f"{barred} at {ir.source_of(eqn)} is not batched")
-    if box is not None and None in box.starts:
-        place = f"{eqn.primitive.name} at {ir.source_of(eqn)}"
-        raise Different(f"{place} has an index that is neither a constant nor an entry of a slot map")
-
-
-def _is_barred(eqn: ir.JaxprEqn) -> bool:
-    name = eqn.primitive.name
-    crossing = name == "name" and str(eqn.params.get("name")).startswith(CROSSING)
-    return name in BARRED or name.startswith("random_") or crossing or declaration_of(eqn) is not None
 
 
 def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:

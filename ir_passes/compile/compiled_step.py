@@ -15,7 +15,7 @@ from ir_passes.compile.running import Running, successors_of
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.jaxpr.timing import paused
 from ir_passes.rewrites.graph import Graph
-from ir_passes.scratch.verifier import Plan
+from ir_passes.scratch.planner import Plan
 from ir_passes.targets import Target, TargetError
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
 from ir_passes.xla_audit.kernels import Kernels, kernels_of

@@ -17,7 +17,7 @@ from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_ste
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
 from ir_passes.jaxpr.refused import check_hashable, require_threads
-from ir_passes.jaxpr.tracing import FunctionSignature, name_of
+from ir_passes.jaxpr.tracing import FunctionSignature, name_of, with_static
 from ir_passes.rewrites.graph import Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
 
@@ -185,13 +185,9 @@ class IsolatedStep:
             wanted = avals, context, places
             match = next((entry for entry in entries if entry[:3] == wanted), None)
             if match is None:
-                merged_args = list(args)
-                for where, value in static:
-                    if isinstance(where, int):
-                        merged_args.insert(where, value)
-                named = {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
+                merged_args, merged_kwargs = with_static(args, kwargs, static)
                 call = "@isolated(contract, {})"
-                lowered = self.lower(*merged_args, **named)
+                lowered = self.lower(*merged_args, **merged_kwargs)
                 match = *wanted, lowered.compile(**self._compile, call=call)
                 self._made.append(match[3])
             self._entries[key] = (match, *(entry for entry in entries if entry is not match))

@@ -15,9 +15,7 @@ from ir_passes.jaxpr.timing import Timings, new_seconds, paused, timed
 from ir_passes.jaxpr.tracing import trace_function
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES
-from ir_passes.scratch.liveness import liveness_of
-from ir_passes.scratch.planner import declared_scratch, plan_liveness
-from ir_passes.scratch.verifier import Plan, verify_plan
+from ir_passes.scratch.planner import Plan, plan_program
 from ir_passes.targets import Target, as_target
 
 
@@ -76,8 +74,5 @@ def trace(fn: Callable[..., Any], args: tuple[Any, ...], contract: LaneContract,
 
 def plan_graph(graph: Graph) -> Plan:
     """Return the verified arena of a program's scratch on one device."""
-    scratch = declared_scratch(graph.bound.opaque, graph.bound.lanes)
     with paused():
-        plan = plan_liveness(liveness_of(of_one_device(graph.program)), opaque_scratch=scratch)
-        verify_plan(plan.jaxpr, plan, opaque_scratch=scratch)
-    return plan
+        return plan_program(of_one_device(graph.program), graph.bound)

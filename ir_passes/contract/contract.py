@@ -6,6 +6,7 @@ contract fits a function; the proof and the tests show that it holds.
 
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -49,6 +50,11 @@ class BoundContract:
     successors: dict[int, int]
     opaque: Mapping[str, Opaque] = field(default_factory=dict)
     grids: Mapping[str, ComputedGrid] = field(default_factory=dict)
+
+    @cached_property
+    def mapped(self) -> frozenset[str]:
+        """Groups of pools with a slot map or page table."""
+        return frozenset(name for bound in self.inputs for name in getattr(bound.entry, "names", ()))
 
     @property
     def layouts(self) -> dict[str, int | None]:

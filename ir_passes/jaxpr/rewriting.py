@@ -1,5 +1,6 @@
-"""Programs and types for rewrites, stored steps and the sanitizer; no proof depends on them."""
+"""Programs and types for rewrites, plans, stored steps and the sanitizer; no proof depends on them."""
 
+import math
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
 from typing import Any
@@ -8,6 +9,7 @@ import jax
 import jax.numpy as jnp
 
 from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.primitives import VIEWS
 
 
 def array_type(shape: tuple[int, ...], dtype: str, weak: bool, place: jax.sharding.NamedSharding | None) -> Any:
@@ -83,3 +85,19 @@ def renamed(eqn: ir.JaxprEqn, names: Mapping[ir.Var, ir.Atom]) -> ir.JaxprEqn:
     if not any(atom in names for atom in ir.variables(eqn.invars)):
         return eqn
     return eqn.replace(invars=[rename(atom, names) for atom in eqn.invars])
+
+
+def is_view(eqn: ir.JaxprEqn) -> bool:
+    """True if the result has the operand's bytes in order."""
+    if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
+        return False
+    (operand, *_), (result,) = eqn.invars, eqn.outvars
+    if eqn.primitive.name == "convert_element_type":
+        return ir.dtype_of(operand) == ir.dtype_of(result)
+    permutes = eqn.primitive.name == "reshape" and eqn.params.get("dimensions") is not None
+    return eqn.primitive.name in VIEWS and not permutes and bytes_of(operand.aval) == bytes_of(result.aval)
+
+
+def bytes_of(aval: Any) -> int:
+    """Return a value's bytes; 0 for a token."""
+    return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") and hasattr(aval, "dtype") else 0

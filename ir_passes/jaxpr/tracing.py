@@ -125,15 +125,20 @@ def _example(aval: Any) -> jax.ShapeDtypeStruct:
     return jax.ShapeDtypeStruct(aval.shape, aval.dtype, weak_type=bool(getattr(aval, "weak_type", False)))
 
 
+def with_static(args: Sequence[Any], kwargs: Mapping[str, Any], static: Static) -> tuple[list[Any], dict[str, Any]]:
+    """Return the arguments with static ones at their places, as before `FunctionSignature.split`."""
+    merged_args = list(args)
+    for where, value in static:  # places ascend
+        if isinstance(where, int):
+            merged_args.insert(where, value)
+    return merged_args, {**kwargs, **{where: value for where, value in static if isinstance(where, str)}}
+
+
 def _with_static(fn: Callable[..., Any], static: Static) -> Callable[..., Any]:
-    by_place = {where: value for where, value in static if isinstance(where, int)}
-    by_name = {where: value for where, value in static if isinstance(where, str)}
 
     def run(*args: Any, **kwargs: Any) -> Any:
-        merged_args, rest = [], iter(args)
-        for place in range(len(args) + len(by_place)):
-            merged_args.append(by_place[place] if place in by_place else next(rest))
-        return fn(*merged_args, **kwargs, **by_name)
+        merged_args, merged_kwargs = with_static(args, kwargs, static)
+        return fn(*merged_args, **merged_kwargs)
 
     update_wrapper(run, fn, ("__name__", "__qualname__", "__doc__"), ())
     del run.__wrapped__

@@ -12,7 +12,7 @@ from jax import lax
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.kernels import index_terms
-from ir_passes.kernels.copies import Copies, Copy, Loop, Semaphore, Semaphores
+from ir_passes.kernels.copies import Copies, Copy, Loop, Semaphores
 from ir_passes.kernels.machine import KernelRun
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel
 from ir_passes.kernels.places import is_constant, place_of, places_of, read_at
@@ -114,7 +114,7 @@ class _Body(KernelRun):
         )
         if len(index) != len(shape) or any(place.size not in (None, 1) for place in places) or not is_bounded:
             raise UnreadableKernel("a semaphore whose index is not shown to be in bounds")
-        return self.copies, *sides, Semaphore(semaphores, index)
+        return self.copies, *sides, (semaphores, (tuple((term, None, 1) for term in index),))
 
     def _run_scoped(self, eqn: ir.JaxprEqn, args: list[Any]) -> list[Any]:
         if eqn.params.get("collective_axes"):

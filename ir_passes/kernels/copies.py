@@ -30,21 +30,13 @@ class Semaphores:
     shape: tuple[int, ...]
 
 
-@dataclass(frozen=True)
-class Semaphore:
-    array: Semaphores
-    index: tuple[Term, ...]
-
-    def place(self) -> tuple[Any, Key]:
-        return self.array, (tuple((term, None, 1) for term in self.index),)
-
-
 @dataclass(frozen=True, eq=False)
 class Copy:
     """A running copy.
 
     Attributes:
         read, written: places in `source` and `target`.
+        semaphore: array of semaphores, and a place in it.
         value: the copied array, if known.
         conditions: it runs only if all of these hold, as in `Copies.facts`.
     """
@@ -53,17 +45,17 @@ class Copy:
     target: Any
     read: Key
     written: Key
-    semaphore: Semaphore
+    semaphore: tuple[Semaphores, Key]
     value: Any
     conditions: frozenset[Hashable] = frozenset()
 
     def substituted(self, terms: Mapping[Term, Term]) -> "Copy":
-        index = tuple(term.substituted(terms) for term in self.semaphore.index)
-        read, written = (
+        array, place = self.semaphore
+        read, written, index = (
             tuple(tuple((start.substituted(terms), *rest) for start, *rest in indexer) for indexer in key)
-            for key in (self.read, self.written)
+            for key in (self.read, self.written, place)
         )
-        return replace(self, read=read, written=written, semaphore=replace(self.semaphore, index=index))
+        return replace(self, read=read, written=written, semaphore=(array, index))
 
 
 @dataclass
@@ -87,7 +79,7 @@ class Copies:
         self.running.append(copy)
 
     def _apart(self, first: Copy, second: Copy) -> bool:
-        return not self._meet(*first.semaphore.place(), *second.semaphore.place())
+        return not self._meet(*first.semaphore, *second.semaphore)
 
     def wait(self, copy: Copy) -> Copy:
         """End the copy of a wait; raises UnreadableKernel if it may not run alone."""
@@ -106,7 +98,7 @@ class Copies:
         pairs = {
             "read": ((first.source, first.read), (second.source, second.read)),
             "written": ((first.target, first.written), (second.target, second.written)),
-            "semaphore": (first.semaphore.place(), second.semaphore.place()),
+            "semaphore": (first.semaphore, second.semaphore),
         }
         return all(a[0] is b[0] and self._equal(a[1], b[1]) for a, b in (pairs[name] for name in places))
 

@@ -275,13 +275,18 @@ class _Instance(_Values):
             return self.run(chosen.jaxpr, chosen.consts, operands)
         maximum: _Moved = {}
         for branch in branches:
-            part = _Instance(self.ids, self.grid, self.exact)
-            part.run(branch.jaxpr, branch.consts, operands)
-            if self.exact and branch is not branches[0] and part.moved != maximum:
+            moved, _ = self._part(branch, operands)
+            if self.exact and branch is not branches[0] and moved != maximum:
                 raise UncountedKernel(f"the condition at {ir.source_of(eqn)} is unknown")
-            maximum = {key: max(maximum.get(key, 0), part.moved.get(key, 0)) for key in {*maximum, *part.moved}}
+            maximum = {key: max(maximum.get(key, 0), moved.get(key, 0)) for key in {*maximum, *moved}}
         self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
+
+    def _part(self, body: ir.ClosedJaxpr, args: Sequence[Any]) -> tuple[_Moved, list[Any]]:
+        """Run a branch or an iteration; return its loads and stores, and its results."""
+        part = _Instance(self.ids, self.grid, self.exact)
+        results = part.run(body.jaxpr, body.consts, args)
+        return part.moved, results
 
     def _include(self, moved: _Moved, times: int) -> None:
         for key, size in moved.items():
@@ -294,9 +299,8 @@ class _Instance(_Values):
         xs = [arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in args[consts + carries :]]
 
         def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
-            part = _Instance(self.ids, self.grid, self.exact)
-            results = part.run(body.jaxpr, body.consts, [*args[:consts], *carry, *xs])
-            return part.moved, results[:carries]
+            moved, results = self._part(body, [*args[:consts], *carry, *xs])
+            return moved, results[:carries]
 
         self._repeat(turn, carry, length)
         return [UNKNOWN] * len(eqn.outvars)
@@ -307,9 +311,7 @@ class _Instance(_Values):
         carry = list(args[split:])
 
         def turn(carry: list[Any]) -> tuple[_Moved, list[Any]]:
-            part = _Instance(self.ids, self.grid, self.exact)
-            results = part.run(body.jaxpr, body.consts, [*args[of_condition:split], *carry])
-            return part.moved, results
+            return self._part(body, [*args[of_condition:split], *carry])
 
         turns = _counted_turns(eqn, args[:of_condition], carry)
         if turns is not None:

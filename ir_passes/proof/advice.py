@@ -113,7 +113,7 @@ def changed(prover: Prover, flat: ir.ClosedJaxpr, pool: Bound, k: int) -> Violat
         message = f"{pool.path}: rows are not shown to stay as they are where devices disagree"
         remedy = "where(devices_agree(..), length, 0) for the lengths, or a row past the end for the slots"
         return at_output(prover, flat, k, RefusalText(message, remedy, ViolationKind.AGREEMENT), (pool.path,))
-    mapped = isinstance(pool.entry, Pool) and pool.entry.group in prover.mapped
+    mapped = isinstance(pool.entry, Pool) and pool.entry.group in prover.bound.mapped
     idle = f"{IDLE_LANES[prover.idle]} ({_idle_input(prover.bound, prover.idle)})"
     old = "pool[slots]" if mapped else "the pool as it came in"
     remedy = (

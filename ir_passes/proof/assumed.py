@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from ir_passes.contract.contract import BoundContract, Opaque, Packed, PageTable, Pool, SlotMap
-from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.entry_checks import null_maps
 from ir_passes.contract.opaque import lengths_of
 from ir_passes.contract.opaque_names import exact_name
@@ -43,8 +42,7 @@ def assumed_of(bound: BoundContract) -> list[Statement]:
         elif isinstance(array.entry, Packed) and array.entry.role:
             empty = "A lane without tokens is padding too, on null rows and null pages"
             rows = [other.entry for other in bound.inputs if isinstance(other.entry, Pool)]
-            mapped = {name for other in bound.inputs if isinstance(other.entry, ROW_MAPS) for name in other.entry.names}
-            if any(pool.group not in mapped for pool in rows):
+            if any(pool.group not in bound.mapped for pool in rows):
                 empty = "Every lane has a token"
             if len(bound.layouts) > 1:
                 empty = f"A lane without tokens in one layout has none in the others. {empty}"

@@ -160,8 +160,7 @@ def walk(prover: Prover, flat: ir.ClosedJaxpr) -> list[Value]:
         for array, value in zip(prover.bound.inputs, inputs, strict=True):
             if isinstance(array.entry, Packed) and array.entry.role == "cu_seqlens":
                 packed_layout.register(prover, value, array.entry.layout, operations)
-    consts = [prover.constant(const) for const in flat.consts]
-    return interpret(prover, flat.jaxpr, consts, inputs)
+    return interpret(prover, flat, inputs)
 
 
 def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
@@ -199,7 +198,7 @@ def _input(prover: Prover, leaf: Leaf, array: Bound) -> Value:
             return Value(rows, number, bounds, PageEntry(leaf, alternatives=alternatives))
         case Pool(group, axis):
             intact = UnchangedRows(leaf) if prover.idle or prover.disagreeing is not None else None
-            owner: Owner = PoolRows(leaf, group, axis) if group in prover.mapped else _lanes(axis, lanes)
+            owner: Owner = PoolRows(leaf, group, axis) if group in prover.bound.mapped else _lanes(axis, lanes)
             return Value(owner, number, intact=intact, version=prover.versions.first(leaf))
 
 
@@ -217,7 +216,7 @@ def _coupling(prover: Prover, results: list[Value]) -> list[Violation]:
     for leaf, successor in prover.bound.successors.items():
         entry, owner = prover.bound.inputs[leaf].entry, results[successor].owner
         wrong = isinstance(owner, Mixed) and owner.cause.kind is ViolationKind.WRONG_ROW
-        if isinstance(entry, Pool) and entry.group in prover.mapped and not wrong:
+        if isinstance(entry, Pool) and entry.group in prover.bound.mapped and not wrong:
             groups.setdefault(entry.group, []).append(leaf)
     for first, *rest in groups.values():
         rows = _coordinates(prover, first)

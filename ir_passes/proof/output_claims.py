@@ -39,7 +39,7 @@ def _fault(prover: Prover, output: Bound, value: Value, donor: int | None) -> Re
         case Packed(axis, _, layout):
             expected = LaneRows(axis, packed=layout) if output.shape[axis] > 1 else OneLane(0, packed=layout)
             return None if isinstance(owner, Common) or owner == expected else refusals.NO_TOKENS
-        case Pool(group, axis) if group not in prover.mapped:
+        case Pool(group, axis) if group not in prover.bound.mapped:
             if not _fits_lanes(owner, axis, output.shape[axis], lanes):
                 return refusals.NO_ROW_PER_LANE
         case Pool(_, axis):

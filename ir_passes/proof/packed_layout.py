@@ -89,7 +89,6 @@ def register(prover: Prover, cu: Value, layout: str, present: frozenset[str]) ->
         for program, needed in _traced(ways, lanes, tokens):
             if needed - {"iota"} <= present:
                 with prover.trial():
-                    consts = [prover.constant(const) for const in program.consts]
-                    (value,) = interpret(prover, program.jaxpr, consts, [cu])
+                    (value,) = interpret(prover, program, [cu])
                 if value.number not in prover.layout and not isinstance(value.fact, type(fact)):
                     prover.layout[value.number] = fact, bounds

@@ -9,11 +9,10 @@ from typing import Any
 import numpy as np
 
 from ir_passes.contract.contract import BoundContract
-from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.contract.statements import Statement
 from ir_passes.jaxpr import ir, mesh
 from ir_passes.jaxpr.dtypes import dtype_of, is_integer, to_numpy
-from ir_passes.proof.numbering import NONE, Leaf, Number, Numbering
+from ir_passes.proof.numbering import NONE, Leaf, Number
 from ir_passes.proof.owners import OneLane, Order
 from ir_passes.proof.pool_versions import PoolVersions
 from ir_passes.proof.values import Condition, Constant, IndexSum, Iota, Mask, Range, Value
@@ -71,7 +70,6 @@ class Prover:
         layout: value number -> fact and bounds, from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
         scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.
-        mapped: pool groups with a slot map or page table.
     """
 
     bound: BoundContract
@@ -103,16 +101,14 @@ class Prover:
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
     scanned: dict[Any, tuple[int, Hashable]] = field(default_factory=dict)
-    numbers: Numbering = field(default_factory=Numbering)
+    _numbers: dict[Hashable, Number] = field(default_factory=dict)
+    _last_number: Number = Number(1)
     _literals: dict[int, Value] = field(default_factory=dict)
     _makers: dict[int, tuple[Any, dict[Any, Any]]] = field(default_factory=dict)
 
-    def __post_init__(self) -> None:
-        entries = [array.entry for array in self.bound.inputs]
-        self.mapped = {group for entry in entries if isinstance(entry, ROW_MAPS) for group in entry.names}
-
     def fresh(self) -> Number:
-        return self.numbers.fresh()
+        self._last_number = Number(self._last_number + 1)
+        return self._last_number
 
     @contextmanager
     def given(self, **state: Any) -> Iterator[None]:
@@ -135,7 +131,12 @@ class Prover:
         return math.prod(self.devices[axis] for axis in axes)
 
     def number(self, form: Hashable, *operands: int) -> Number:
-        return self.numbers.of(form, operands)
+        """Return the number of an expression: its form and its operands' numbers."""
+        key = (form, operands)
+        number = self._numbers.get(key)
+        if number is None:
+            number = self._numbers[key] = self.fresh()
+        return number
 
     def read(self, env: Env, atom: Any) -> Value:
         if not isinstance(atom, ir.Literal):

@@ -211,8 +211,10 @@ class Site:
         return replace(first, unframed=unframed, writers=first.writers | second.writers)
 
 
-def interpret(prover: Prover, jaxpr: Any, consts: Sequence[Value], args: Sequence[Value]) -> list[Value]:
-    env: Env = dict(zip(jaxpr.constvars, consts, strict=True))
+def interpret(prover: Prover, program: ir.ClosedJaxpr, args: Sequence[Value]) -> list[Value]:
+    """Return the values of a program's results."""
+    jaxpr: Any = program.jaxpr
+    env: Env = dict(zip(jaxpr.constvars, map(prover.constant, program.consts), strict=True))
     env.update(zip(jaxpr.invars, args, strict=True))
     prover.values[jaxpr] = env
     for index, eqn in enumerate(jaxpr.eqns):

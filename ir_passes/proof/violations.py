@@ -135,14 +135,14 @@ def explain(violation: Violation, around: int) -> str:
     place = violation.place
     if place is None:
         return str(violation)
-    names, described = _Names(), set[Any]()
+    names, described = dict[Any, str](), set[Any]()
     lines = [str(violation), ""]
 
     def describe_all(atoms: Iterable[Any]) -> None:
         for var in ir.variables(list(atoms)):
             if var not in described and var in place.values:
                 described.add(var)
-                lines.append(f"                 {names.of(var)}: {place.values[var]}")
+                lines.append(f"                 {_name(var, names)}: {place.values[var]}")
 
     eqns = place.jaxpr.eqns
     first, last = max(0, place.index - around), min(len(eqns), place.index + around + 1)
@@ -151,26 +151,19 @@ def explain(violation: Violation, around: int) -> str:
         lines.append(f"{mark} {index:5d}  {_equation(eqn, names)}")
         describe_all([*eqn.invars, *eqn.outvars])
     if place.index == len(eqns):
-        lines.append("> returned " + " ".join(names.of(atom) for atom in place.jaxpr.outvars))
+        lines.append("> returned " + " ".join(_name(atom, names) for atom in place.jaxpr.outvars))
         describe_all(place.jaxpr.outvars)
     return "\n".join(lines)
 
 
-class _Names:
-    """Short names of variables, in order of appearance."""
-
-    def __init__(self) -> None:
-        self._names: dict[Any, str] = {}
-
-    def of(self, atom: Any) -> str:
-        if isinstance(atom, ir.Literal):
-            return str(atom.val)
-        if isinstance(atom, ir.DropVar):
-            return "_"
-        return self._names.setdefault(atom, f"v{len(self._names)}")
+def _name(atom: Any, names: dict[Any, str]) -> str:
+    """Return a literal, or a variable's short name in order of appearance."""
+    if isinstance(atom, ir.Literal):
+        return str(atom.val)
+    return "_" if isinstance(atom, ir.DropVar) else names.setdefault(atom, f"v{len(names)}")
 
 
-def _equation(eqn: Any, names: _Names) -> str:
-    results = " ".join(f"{names.of(var)}:{var.aval.str_short(short_dtypes=True)}" for var in eqn.outvars)
-    operands = " ".join(names.of(atom) for atom in eqn.invars)
+def _equation(eqn: Any, names: dict[Any, str]) -> str:
+    results = " ".join(f"{_name(var, names)}:{var.aval.str_short(short_dtypes=True)}" for var in eqn.outvars)
+    operands = " ".join(_name(atom, names) for atom in eqn.invars)
     return f"{results} = {eqn.primitive.name} {operands}  # {ir.source_of(eqn)}"

@@ -29,11 +29,11 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
     names: dict[ir.Var, ir.Atom] = {}
     consts: dict[ir.Var, Any] = {}
     for eqn in graph.program.jaxpr.eqns:
-        eqn = renamed(eqn, names)
-        if not stacked.get(eqn.outvars[0] if eqn.outvars else None):
+        pools, eqn = stacked.get(id(eqn)), renamed(eqn, names)
+        if pools is None:
             eqns.append(eqn)
             continue
-        new, results, new_consts = emit(_carried_scan(eqn, stacked[eqn.outvars[0]]), eqn.invars, eqn)
+        new, results, new_consts = emit(_carried_scan(eqn, pools), eqn.invars, eqn)
         eqns += new
         consts |= new_consts
         names.update(zip(eqn.outvars, results, strict=True))
@@ -42,11 +42,11 @@ def with_carried_layers(graph: Graph) -> tuple[Graph, int]:
     return graph.with_program(program), sum(map(len, stacked.values()))
 
 
-def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
-    """Return stacked pools by the first result of their scan."""
+def _stacked_pools(graph: Graph) -> dict[int, list[StackedPool]]:
+    """Return stacked pools by the id of their scan."""
     jaxpr = graph.program.jaxpr
     made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-    stacked: dict[Any, list[StackedPool]] = {}
+    stacked: dict[int, list[StackedPool]] = {}
     for pool, successor in graph.bound.successors.items():
         entry, version = graph.bound.inputs[pool].entry, jaxpr.outvars[successor]
         while isinstance(entry, Pool) and not isinstance(version, ir.Literal) and version in made_by:
@@ -57,14 +57,12 @@ def _stacked_pools(graph: Graph) -> dict[Any, list[StackedPool]]:
             if eqn.primitive.name != "scan" or eqn.effects:
                 break
             result, (consts, carry) = eqn.outvars.index(version), ir.scan_counts(eqn)
-            if result < carry:
-                version = eqn.invars[consts + result]
-                continue
-            operand = _source(eqn, result, consts + carry)
-            if operand is None or entry.axis == 0:  # lanes along axis 0: a scan over lanes
+            operand = consts + result if result < carry else _source(eqn, result, consts + carry)
+            if operand is None or (result >= carry and entry.axis == 0):  # lanes along axis 0: a scan over lanes
                 break
+            if result >= carry:
+                stacked.setdefault(id(eqn), []).append((operand, result))
             version = eqn.invars[operand]
-            stacked.setdefault(eqn.outvars[0], []).append((operand, result))
     return stacked
 
 
@@ -75,65 +73,55 @@ def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
     atom = body.outvars[result]
     while not isinstance(atom, ir.Literal) and atom in made_by and made_by[atom].primitive.name in WRITES:
         atom = made_by[atom].invars[0]
-    operands = range(first, len(eqn.invars))
-    by_write = [operand for operand in operands if body.invars[operand] is atom]
-    if by_write:
-        return by_write[0]
-    carry = ir.scan_counts(eqn)[1]
-    kind = ir.types([eqn.outvars[result]])
-    sources = [operand for operand in operands if ir.types([eqn.invars[operand]]) == kind]
-    results = [other for other in range(carry, len(eqn.outvars)) if ir.types([eqn.outvars[other]]) == kind]
-    return sources[0] if len(sources) == len(results) == 1 else None
+    by_write = [operand for operand in range(first, len(eqn.invars)) if body.invars[operand] is atom]
+    kind, carry = ir.types([eqn.outvars[result]]), ir.scan_counts(eqn)[1]
+    sources = [operand for operand in range(first, len(eqn.invars)) if ir.types([eqn.invars[operand]]) == kind]
+    is_only_one = len(sources) == ir.types(eqn.outvars[carry:]).count(*kind) == 1
+    return by_write[0] if by_write else sources[0] if is_only_one else None
 
 
 def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[..., list[jax.Array]]:
     """Return a scan as a function that reads and writes one layer per iteration."""
-    params = eqn.params
-    count, carries = ir.scan_counts(eqn)
+    params, (count, carries) = eqn.params, ir.scan_counts(eqn)
     body, first = ir.as_function(params["jaxpr"]), count + carries
-    place_of = {operand: place for place, (operand, _) in enumerate(stacked)}
-    successors = [result for _, result in stacked]
-    other_results = [result for result in range(carries, len(eqn.outvars)) if result not in successors]
+    places = [(operand - first, result - carries) for operand, result in stacked]  # among xs and ys
 
     def scan(*operands: jax.Array) -> list[jax.Array]:
+        arrays: list[Any] = list(operands[first:])
+        pools = [arrays[source] for source, _ in places]
+        for source, _ in places:
+            arrays[source] = None  # without leaves: the scan does not slice it
 
         def run(state: Any, slices: Any) -> Any:
-            carry, pools = state
-            layer, rest = slices[0], iter(slices[1])
-            xs = [
-                _layer(pools[place_of[operand]], layer) if operand in place_of else next(rest)
-                for operand in range(first, len(operands))
-            ]
+            (carry, pools), (layer, xs) = state, list(slices)
+            for (source, _), pool in zip(places, pools, strict=True):
+                xs[source] = _layer(pool, layer)
             results = body(*operands[:count], *carry, *xs)
-            updated = [
-                _with_layer(pool, results[successor], layer) for pool, successor in zip(pools, successors, strict=True)
-            ]
-            return (tuple(results[:carries]), tuple(updated)), tuple(results[result] for result in other_results)
+            ys: list[Any] = list(results[carries:])
+            updated = [_with_layer(pool, ys[to], layer) for (_, to), pool in zip(places, pools, strict=True)]
+            for _, to in places:
+                ys[to] = None
+            return (results[:carries], updated), ys
 
-        pools = tuple(operands[operand] for operand, _ in stacked)
-        sliced = tuple(operands[operand] for operand in range(first, len(operands)) if operand not in place_of)
         layers = jnp.arange(params["length"], dtype=jnp.int32)
-        (carry, pools), ys = lax.scan(
-            run,
-            (tuple(operands[count:first]), pools),
-            (layers, sliced),
-            length=params["length"],
-            reverse=params["reverse"],
-            unroll=params["unroll"],
-        )
-        by_result = dict(zip(successors, pools, strict=True)) | dict(zip(other_results, ys, strict=True))
-        return [*carry, *(by_result[result] for result in range(carries, len(eqn.outvars)))]
+        options = {name: params[name] for name in ("length", "reverse", "unroll")}
+        (carry, pools), ys = lax.scan(run, (list(operands[count:first]), pools), (layers, arrays), **options)
+        for (_, to), pool in zip(places, pools, strict=True):
+            ys[to] = pool
+        return [*carry, *ys]
 
     return scan
 
 
 # With `lax.dynamic_index_in_dim` and `dynamic_update_index_in_dim` XLA copies the pool: they add reshapes.
 def _layer(pool: jax.Array, layer: jax.Array) -> jax.Array:
-    starts = [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]
-    part = lax.dynamic_slice(pool, starts, (1, *pool.shape[1:]), allow_negative_indices=False)
+    part = lax.dynamic_slice(pool, _starts(pool, layer), (1, *pool.shape[1:]), allow_negative_indices=False)
     return lax.squeeze(part, (0,))
 
 
 def _with_layer(pool: jax.Array, rows: jax.Array, layer: jax.Array) -> jax.Array:
-    starts = [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]
-    return lax.dynamic_update_slice(pool, rows[None], starts, allow_negative_indices=False)
+    return lax.dynamic_update_slice(pool, rows[None], _starts(pool, layer), allow_negative_indices=False)
+
+
+def _starts(pool: jax.Array, layer: jax.Array) -> list[jax.Array]:
+    return [layer, *[jnp.zeros((), layer.dtype)] * (pool.ndim - 1)]

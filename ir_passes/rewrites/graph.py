@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import ir
-from ir_passes.scratch.liveness import bytes_of
+from ir_passes.jaxpr.rewriting import bytes_of
 
 Say = Callable[[str], None]
 
@@ -43,19 +43,13 @@ graph unchanged and gives the reason.
 def drop_dead(graph: Graph, say: Say = quiet) -> Graph:
     """Drop dead equations, also in bodies; inputs, effects and their order stay."""
     live = ir.without_dead(graph.program)
-    (count, values), (live_count, live_values) = _size(graph.program), _size(live)
-    if (count, values) == (live_count, live_values):
+    programs = [list(ir.all_eqns(program.jaxpr)) for program in (graph.program, live)]
+    counts = [(len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)) for eqns in programs]
+    if counts[0] == counts[1]:
         return graph
-    freed = _bytes(graph.program) - _bytes(live)
-    say(f"dropped {count - live_count} dead equations and {freed} bytes of scratch")
+    before, after = (
+        sum(bytes_of(var.aval) for eqn in program.jaxpr.eqns for var in eqn.outvars)
+        for program in (graph.program, live)
+    )
+    say(f"dropped {counts[0][0] - counts[1][0]} dead equations and {before - after} bytes of scratch")
     return graph.with_program(live)
-
-
-def _size(program: ir.ClosedJaxpr) -> tuple[int, int]:
-    """Return the number of equations, also in bodies, and of their operands and results."""
-    eqns = list(ir.all_eqns(program.jaxpr))
-    return len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)
-
-
-def _bytes(program: ir.ClosedJaxpr) -> int:
-    return sum(bytes_of(var.aval) for eqn in program.jaxpr.eqns for var in eqn.outvars)

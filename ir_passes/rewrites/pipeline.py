@@ -47,8 +47,7 @@ def run_passes(
 
     def verify(graph: Graph) -> None:
         try:
-            if check is not None:
-                check(graph)
+            (check or (lambda graph: None))(graph)
         except Exception as error:
             if changed_by:
                 error.add_note(f"the graph is the result of {changed_by}")

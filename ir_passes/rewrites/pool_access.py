@@ -4,7 +4,7 @@ The versions of a pool are the input and each array that an update made from a v
 along each dimension; a known start is a constant or an entry of a slot map.
 """
 
-import math
+from collections import defaultdict
 from collections.abc import Iterable
 from dataclasses import dataclass
 
@@ -14,8 +14,12 @@ from ir_passes.jaxpr.primitives import INDEXED, WRITES
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import OneLane
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.values import Columns, SlotEntry, Value
+from ir_passes.proof.rules.addressing.access import Access, of_gather, of_scatter, of_slice
+from ir_passes.proof.site import Site
+from ir_passes.proof.values import SlotEntry, Value
 from ir_passes.rewrites.graph import Graph
+
+READS = INDEXED - WRITES | {"slice"}
 
 
 @dataclass(frozen=True)
@@ -28,18 +32,6 @@ class SlotIndex:
 
 IndexFact = int | SlotIndex
 """Equal elements of an index: an integer, or an entry of a slot map."""
-
-
-def _fact(value: Value, elements: int) -> IndexFact | None:
-    owner, fact = value.owner, value.fact
-    if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane) and elements == 1:
-        lane = owner.lane if owner == OneLane(owner.lane) else None
-        return SlotIndex(fact.leaf, lane) if isinstance(lane, int) else None
-    low, high = value.range or (0, 1)
-    return low if low == high else None
-
-
-READS = INDEXED - WRITES | {"slice"}
 
 
 @dataclass(frozen=True)
@@ -68,7 +60,6 @@ class PoolAccesses:
         readers: version -> equations with the version as an operand, except its updates.
         writers: version -> equations that update the version.
         makers: version -> the update that made the version.
-        made_by: variable -> the equation that computes it.
         distinct: slot maps with distinct entries on active lanes.
         sizes: input position of each slot map -> its size.
     """
@@ -80,21 +71,18 @@ class PoolAccesses:
         jaxpr, inputs = graph.program.jaxpr, list(enumerate(graph.bound.inputs))
         self._env = self._prover.values[jaxpr]
         self.sizes = {i: leaf.entry.size for i, leaf in inputs if isinstance(leaf.entry, SlotMap)}
+        self.distinct = {i for i, leaf in inputs if isinstance(leaf.entry, SlotMap) and leaf.entry.role != "read"}
         self.axes = {i: leaf.entry.axis for i, leaf in inputs if isinstance(leaf.entry, Pool)}
         self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in self.axes}
-        self.readers: dict[ir.Var, list[ir.JaxprEqn]] = {}
-        self.writers: dict[ir.Var, list[ir.JaxprEqn]] = {}
+        self.readers, self.writers = (defaultdict[ir.Var, list[ir.JaxprEqn]](list) for _ in range(2))
         self.makers: dict[ir.Var, ir.JaxprEqn] = {}
         for eqn in jaxpr.eqns:
             updated = eqn.invars[0] if eqn.primitive.name in WRITES else None
             for version in dict.fromkeys(self.versions_in(eqn)):
-                users = self.writers if version is updated else self.readers
-                users.setdefault(version, []).append(eqn)
+                (self.writers if version is updated else self.readers)[version].append(eqn)
             if updated in self.versions and not isinstance(eqn.outvars[0], ir.DropVar):
                 self.versions[eqn.outvars[0]] = self.versions[updated]
                 self.makers[eqn.outvars[0]] = eqn
-        self.made_by = {var: eqn for eqn in jaxpr.eqns for var in eqn.outvars}
-        self.distinct = {i for i, leaf in inputs if isinstance(leaf.entry, SlotMap) and leaf.entry.role != "read"}
 
     def versions_in(self, eqn: ir.JaxprEqn) -> list[ir.Var]:
         return [var for var in ir.variables(eqn.invars) if var in self.versions]
@@ -104,29 +92,38 @@ class PoolAccesses:
 
     def index(self, atom: ir.Atom) -> IndexFact | None:
         """Return the constant or slot-map entry in all elements, or None."""
-        return _fact(self.value(atom), math.prod(ir.shape_of(atom)))
-
-    def columns(self, atom: ir.Atom) -> tuple[IndexFact | None, ...]:
-        """Return the fact of each component (last dimension) of an index array."""
-        value, shape = self.value(atom), ir.shape_of(atom)
-        if isinstance(value.fact, Columns) and len(value.fact.values) == shape[-1]:
-            return tuple(_fact(part, math.prod(shape[:-1])) for part in value.fact.values)
-        fact = self.index(atom)
-        return (fact if shape[-1] == 1 or isinstance(fact, int) else None,) * shape[-1]
+        return _fact(self.value(atom))
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access to one pool; None for other equations."""
+        """Return the box of an access to one pool; None for strides, several windows and other equations."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
-        window = self._window(eqn)
-        if window is None:
-            return None
-        starts, sizes = window
-        axis = self.axes[self.versions[versions[0]]]
-        shape = ir.shape_of(versions[0])
-        checked = [self._in_bounds(starts[dim], sizes[dim], shape[dim], dim == axis) for dim in range(len(shape))]
-        return Box(axis, tuple(checked), tuple(sizes))
+        shape, axis = ir.shape_of(versions[0]), self.axes[self.versions[versions[0]]]
+        if eqn.primitive.name == "slice":
+            sizes, starts = (
+                ir.shape_of(eqn.outvars[0]),
+                dict[int, IndexFact | None](enumerate(eqn.params["start_indices"])),
+            )
+            is_single = all(stride == 1 for stride in eqn.params["strides"] or ())
+        else:
+            access = self._access(eqn)
+            sizes, starts = access.sizes, {dim: _fact(value) for dim, value in access.columns.items()}
+            is_single = access.scalar and not access.paired
+        dims = enumerate(zip(sizes, shape, strict=True))
+        known = [self._in_bounds(starts.get(dim, 0), *lengths, dim == axis) for dim, lengths in dims]
+        return Box(axis, tuple(known), tuple(sizes)) if is_single else None
+
+    def _access(self, eqn: ir.JaxprEqn) -> Access:
+        site = Site(self._prover, eqn, self.graph.program.jaxpr, 0, self._env, ir.shapes(eqn.invars))
+        values = tuple(map(self.value, eqn.invars))
+        if eqn.primitive.name == "gather":
+            return of_gather(site, values[1])
+        if eqn.primitive.name == "dynamic_slice":
+            return of_slice(site, values[1:], site.shape)
+        if eqn.primitive.name == "dynamic_update_slice":
+            return of_slice(site, values[2:], site.shapes[1])
+        return of_scatter(site, values[1])
 
     def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
         """Return a start that no primitive clamps or drops, else None."""
@@ -138,29 +135,14 @@ class PoolAccesses:
             return start
         return None
 
-    def _window(self, eqn: ir.JaxprEqn) -> tuple[list[IndexFact | None], tuple[int, ...]] | None:
-        """Return the starts and sizes of an access; None for strides or several windows."""
-        match eqn.primitive.name:
-            case "slice":
-                if any(stride != 1 for stride in eqn.params["strides"] or ()):
-                    return None
-                return [int(start) for start in eqn.params["start_indices"]], ir.shape_of(eqn.outvars[0])
-            case "dynamic_slice":
-                return [self.index(atom) for atom in eqn.invars[1:]], ir.shape_of(eqn.outvars[0])
-            case "dynamic_update_slice":
-                return [self.index(atom) for atom in eqn.invars[2:]], ir.shape_of(eqn.invars[1])
-        numbers, indices = eqn.params["dimension_numbers"], ir.shape_of(eqn.invars[1])
-        if numbers.operand_batching_dims or indices[:-1] != (1,) * (len(indices) - 1):
-            return None
-        rank = len(ir.shape_of(eqn.invars[0]))
-        if eqn.primitive.name == "gather":
-            indexed, sizes = numbers.start_index_map, tuple(eqn.params["slice_sizes"])
-        else:
-            lengths = iter(ir.shape_of(eqn.invars[2])[dim] for dim in sorted(numbers.update_window_dims))
-            sizes = tuple(1 if dim in numbers.inserted_window_dims else next(lengths) for dim in range(rank))
-            indexed = numbers.scatter_dims_to_operand_dims
-        starts = dict(zip(indexed, self.columns(eqn.invars[1]), strict=True))
-        return [starts.get(dim, 0) for dim in range(rank)], sizes
+
+def _fact(value: Value) -> IndexFact | None:
+    owner, fact = value.owner, value.fact
+    if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane):
+        lane = owner.lane if owner == OneLane(owner.lane) else None
+        return SlotIndex(fact.leaf, lane) if isinstance(lane, int) else None
+    low, high = value.range or (0, 1)
+    return low if low == high else None
 
 
 def pool_names(graph: Graph, positions: Iterable[int]) -> str:

@@ -122,22 +122,16 @@ class SanitizedStep:
             judge.record(path, action, wrong, lanes, "lane", rows, label, LabelFault.NULL_ROW)
 
     def _run(self, judge: Judge, values: list[Any], shadow_labels: tuple[Array, ...]) -> tuple[list[Any], tuple]:
-        mapped = {
-            name for entry in self.bound.inputs if isinstance(entry.entry, ROW_MAPS) for name in entry.entry.names
-        }
         by_pool = dict(zip(self.pools, shadow_labels, strict=True))
         lanes = {layout: token_lanes(self.bound, values, layout) for layout in self.bound.layouts}
         check_layout(judge, self.bound, values)
-        tags = [
-            _input_tags(i, entry, mapped, by_pool.get(i), self.bound.lanes, lanes)
-            for i, entry in enumerate(self.bound.inputs)
-        ]
+        tags = [_input_tags(i, self.bound, by_pool.get(i), lanes) for i in range(len(self.bound.inputs))]
         self._check_maps(judge, values)
         outs, out_tags = Interpreter(judge, self.bound.opaque).run(self._program, values, tags)
         sources = {output: source for source, output in self.bound.successors.items()}
         for i, (entry, tag) in enumerate(zip(self.bound.outputs, out_tags, strict=True)):
             if i in sources:
-                by_pool[sources[i]] = _output_shadow(judge, entry, sources[i], mapped, tag)
+                by_pool[sources[i]] = _output_shadow(judge, self.bound, i, sources[i], tag)
             elif tag is not None and tag.whole:
                 judge.untracked.setdefault(UntrackedFault.RESULT.statement(entry.path))
             elif tag is not None and tag.pending:
@@ -189,32 +183,30 @@ def _rows_of(bound: Bound) -> int:
     return bound.shape[bound.entry.axis]
 
 
-def _input_tags(
-    index: int, bound: Bound, mapped: set[str], shadow: Array | None, count: int, tokens: Mapping[str, Array]
-) -> Tags | None:
-    entry, rank = bound.entry, len(bound.shape)
+def _input_tags(number: int, contract: BoundContract, shadow: Array | None, tokens: Mapping[str, Array]) -> Tags | None:
+    entry, shape = contract.inputs[number].entry, contract.inputs[number].shape
+    rank = len(shape)
     if isinstance(entry, Lane):
-        return computed(along(bound.shape[entry.axis], entry.axis, rank))
+        return computed(along(shape[entry.axis], entry.axis, rank))
     if isinstance(entry, PageTable) and entry.packed:
         return computed(tokens[entry.layout].reshape((-1, *(1,) * (rank - 1))))
     if isinstance(entry, ROW_MAPS):
-        lanes = along(bound.shape[0], 0, rank)
-        return computed(lanes // (bound.shape[0] // count))
+        return computed(along(shape[0], 0, rank) // (shape[0] // contract.lanes))
     if not isinstance(entry, Pool) or shadow is None:
         return None
-    rows = bound.shape[entry.axis]
-    slots = along(rows, entry.axis, rank)
-    complete = entry.group in mapped
+    slots = along(shape[entry.axis], entry.axis, rank)
+    complete = entry.group in contract.mapped
     lanes = nobody(rank) if complete else slots
-    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (index,), complete, derived=True)
+    return Tags(lanes, numbered(slots, shadow.reshape((*slots.shape, 4))), (number,), complete, derived=True)
 
 
-def _output_shadow(judge: Judge, bound: Bound, source: int, mapped: set[str], tag: Tags | None) -> Array:
+def _output_shadow(judge: Judge, contract: BoundContract, number: int, source: int, tag: Tags | None) -> Array:
+    bound = contract.outputs[number]
     entry = bound.entry
     assert isinstance(entry, Pool)
     rows, rank = bound.shape[entry.axis], len(bound.shape)
     shape = tuple(rows if axis == entry.axis else 1 for axis in range(rank))
-    if entry.group not in mapped:
+    if entry.group not in contract.mapped:
         lanes = along(rows, entry.axis, rank)
         return jnp.asarray(settle(judge, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
     if tag is None or not tag.whole or tag.pools != (source,) or rows_axis(tag) != entry.axis:

@@ -8,14 +8,15 @@ Bodies of scan, while, cond or shard_map use a block that is live at this equati
 outer results hold a loop's carry. Body results stay in the block until they are copied to the outer results.
 """
 
-import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from functools import cache
 from itertools import accumulate
 from typing import Any
 
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.primitives import SCALAR_BODIES, VIEWS
+from ir_passes.jaxpr.primitives import SCALAR_BODIES
+from ir_passes.jaxpr.rewriting import bytes_of, is_view
 
 
 @dataclass(frozen=True)
@@ -23,7 +24,7 @@ class Scratch:
     """A temporary value.
 
     Attributes:
-        equation, result: number of the equation, and position among its results.
+        equation, result: number of the equation, and position among its results; -1 for the block of its bodies.
         start, end: first and last equation.
         offset: from the start of the arena or the body's part of a block; 0 without a plan.
     """
@@ -39,10 +40,15 @@ class Scratch:
     @property
     def name(self) -> str:
         """Primitive and number of the equation, and position among several results."""
-        return f"{self.eqn.primitive.name}.{self.equation}" + f".{self.result}" * (len(self.eqn.outvars) > 1)
+        name = f"{self.eqn.primitive.name}.{self.equation}"
+        return f"bodies of {name}" if self.result < 0 else name + f".{self.result}" * (len(self.eqn.outvars) > 1)
+
+    def __str__(self) -> str:
+        place = f"in bytes [{self.offset}, {self.offset + self.bytes}) live at equations [{self.start}, {self.end}]"
+        return f"{self.name} {place}"
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, eq=False)
 class Liveness:
     """Live ranges of an inlined jaxpr and its equations' bodies.
 
@@ -71,9 +77,8 @@ class Liveness:
 
     def block_bytes(self, equation: int) -> int:
         """Return the least scratch of an equation's bodies: sum, or largest branch of a cond."""
-        sizes = [body.lower_bound for body in self.bodies.get(equation, ())]
-        branches = bool(sizes) and self.jaxpr.jaxpr.eqns[equation].primitive.name == "cond"
-        return max(sizes) if branches else sum(sizes)
+        is_cond = equation in self.bodies and self.jaxpr.jaxpr.eqns[equation].primitive.name == "cond"
+        return (max if is_cond else sum)(body.lower_bound for body in self.bodies.get(equation, ()))
 
 
 def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
@@ -83,59 +88,33 @@ def liveness(fn: Callable[..., Any], args: tuple[Any, ...]) -> Liveness:
 
 def liveness_of(closed: ir.ClosedJaxpr) -> Liveness:
     """Return the live ranges of an inlined jaxpr; equal bodies share a `Liveness`."""
-    liveness_by_body: dict[int, Liveness] = {}  # by id of the body's jaxpr, which the live ranges keep alive
 
-    def of_body(body: ir.ClosedJaxpr) -> Liveness:
-        if id(body.jaxpr) not in liveness_by_body:
-            liveness_by_body[id(body.jaxpr)] = _liveness_of(body, True, of_body)
-        return liveness_by_body[id(body.jaxpr)]
+    @cache
+    def live(jaxpr: ir.Jaxpr, is_body: bool = True) -> Liveness:
+        eqns = jaxpr.eqns
+        base: dict[Any, tuple[int, int]] = {}  # variable -> (equation, result) with its bytes; the caller's are absent
+        ends: dict[tuple[int, int], int] = {}
+        for i, eqn in enumerate(eqns):
+            ends |= {base[var]: i for var in ir.variables(eqn.invars) if var in base}
+            if not is_view(eqn):
+                base |= {var: (i, j) for j, var in enumerate(eqn.outvars)}
+                ends |= {(i, j): i for j in range(len(eqn.outvars))}
+            elif eqn.invars[0] in base:
+                base[eqn.outvars[0]] = base[eqn.invars[0]]
+        for place in {base[var] for var in ir.variables(jaxpr.outvars) if var in base}:
+            ends[place] = len(eqns)
+            if not is_body:
+                del ends[place]
+        places = ((*place, end, eqns[place[0]]) for place, end in sorted(ends.items()))
+        scratch = tuple(Scratch(i, j, bytes_of(eqn.outvars[j].aval), i, end, eqn) for i, j, end, eqn in places)
+        bodies = {i: tuple(map(live, nested)) for i, eqn in enumerate(eqns) if (nested := bodies_of(eqn))}
+        return Liveness(ir.closed(jaxpr) if is_body else closed, scratch, bodies)
 
-    return _liveness_of(closed, False, of_body)
-
-
-def _liveness_of(closed: ir.ClosedJaxpr, is_body: bool, of_body: Callable[[ir.ClosedJaxpr], Liveness]) -> Liveness:
-    eqns = closed.jaxpr.eqns
-    base: dict[Any, tuple[int, int]] = {}  # variable -> (equation, result) with its bytes; the caller's are absent
-    ends: dict[tuple[int, int], int] = {}
-    for i, eqn in enumerate(eqns):
-        ends |= {base[var]: i for var in ir.variables(eqn.invars) if var in base}
-        if not is_view(eqn):
-            base |= {var: (i, j) for j, var in enumerate(eqn.outvars)}
-            ends |= {(i, j): i for j in range(len(eqn.outvars))}
-        elif eqn.invars[0] in base:
-            base[eqn.outvars[0]] = base[eqn.invars[0]]
-    outputs = {base[var] for var in ir.variables(closed.jaxpr.outvars) if var in base}
-    if is_body:
-        ends |= dict.fromkeys(outputs, len(eqns))
-    scratch = tuple(
-        Scratch(i, j, bytes_of(eqns[i].outvars[j].aval), i, end, eqns[i])
-        for (i, j), end in sorted(ends.items())
-        if is_body or (i, j) not in outputs
-    )
-    bodies = {i: tuple(map(of_body, nested)) for i, eqn in enumerate(eqns) if (nested := bodies_of(eqn))}
-    return Liveness(closed, scratch, bodies)
+    return live(closed.jaxpr, False)
 
 
-def is_view(eqn: ir.JaxprEqn) -> bool:
-    """True if the result has the operand's bytes in order."""
-    if len(eqn.outvars) != 1 or not eqn.invars or isinstance(eqn.invars[0], ir.Literal):
-        return False
-    operand, result = eqn.invars[0].aval, eqn.outvars[0].aval
-    if eqn.primitive.name == "convert_element_type":
-        return ir.dtype_of(eqn.invars[0]) == ir.dtype_of(eqn.outvars[0])
-    same_order = eqn.params.get("dimensions") is None or eqn.primitive.name != "reshape"
-    return eqn.primitive.name in VIEWS and same_order and bytes_of(operand) == bytes_of(result)
-
-
-def bodies_of(eqn: ir.JaxprEqn) -> tuple[ir.ClosedJaxpr, ...]:
+def bodies_of(eqn: ir.JaxprEqn) -> Sequence[ir.Jaxpr]:
+    """Return the bodies with scratch, of a while its condition first."""
     if eqn.primitive.name == "while":
-        return eqn.params["cond_jaxpr"], eqn.params["body_jaxpr"]
-    body = ir.body_of(eqn)
-    if body is not None:
-        return (body,)
-    return () if eqn.primitive.name in SCALAR_BODIES else tuple(map(ir.closed, ir.sub_jaxprs(eqn)))
-
-
-def bytes_of(aval: Any) -> int:
-    """Return a value's bytes; 0 for a token."""
-    return math.prod(aval.shape) * aval.dtype.itemsize if hasattr(aval, "shape") and hasattr(aval, "dtype") else 0
+        return eqn.params["cond_jaxpr"].jaxpr, eqn.params["body_jaxpr"].jaxpr
+    return () if eqn.primitive.name in SCALAR_BODIES else tuple(ir.sub_jaxprs(eqn))

@@ -3,7 +3,7 @@
 import os
 from collections.abc import Mapping
 from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from importlib import metadata
 from importlib.util import find_spec
@@ -143,20 +143,10 @@ def read_target(name: str) -> Target:
 def local_target() -> Target:
     """Return the target of local devices; only this function asks JAX for its platform."""
     devices = jax.local_devices()
-    target_name = next(
-        (name for name, device in {**GPUS, **TPUS}.items() if device.kind == devices[0].device_kind), None
-    )
-    figures = None if target_name is None else read_target(target_name)
-    return Target(
-        LOCAL,
-        devices[0].platform,
-        devices[0].device_kind,
-        len(devices),
-        None if figures is None else figures.memory,
-        None if figures is None else figures.bandwidth,
-        {} if figures is None else figures.flops,
-        0 if figures is None else figures.cache,
-    )
+    local = Target(LOCAL, devices[0].platform, devices[0].device_kind, len(devices))
+    known = (name for name, device in {**GPUS, **TPUS}.items() if device.kind == local.device_kind)
+    figures = next(map(read_target, known), local)
+    return replace(figures, name=LOCAL, platform=local.platform, count=local.count)
 
 
 def as_target(target: Target | str | None) -> Target:

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from fnmatch import fnmatchcase
 
 from ir_passes.contract.contract import BoundContract, PageTable, Pool
-from ir_passes.contract.entries import ROW_MAPS
 from ir_passes.xla_audit.dataflow import LiveValue, LiveValues
 from ir_passes.xla_audit.findings import Finding, FindingKind, origin, where
 from ir_passes.xla_audit.pool_flow import NOTHING, Held, PoolFlow
@@ -150,9 +149,8 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolFlow]:
 
     Pools of one number per lane are skipped.
     """
-    maps = [argument.entry for argument in bound.inputs if isinstance(argument.entry, ROW_MAPS)]
-    mapped = {name for entry in maps for name in entry.names}
-    paged = {name for entry in maps if isinstance(entry, PageTable) for name in entry.names}
+    tables = [argument.entry for argument in bound.inputs if isinstance(argument.entry, PageTable)]
+    paged = {name for entry in tables for name in entry.names}
     pools: dict[int, PoolFlow] = {}
     for i, argument in enumerate(bound.inputs):
         number = executable.parameters.get(i)
@@ -161,7 +159,7 @@ def _pools(executable: Executable, bound: BoundContract) -> dict[int, PoolFlow]:
         array = executable.module.main.parameters[number].array
         rows = array.dims[argument.entry.axis]
         # XLA drops the index of a device's only row and reads the whole array.
-        by_lane = argument.entry.group not in mapped or rows == 1
+        by_lane = argument.entry.group not in bound.mapped or rows == 1
         if array.count == rows and (by_lane or rows <= bound.lanes):
             continue
         is_paged, computations = argument.entry.group in paged, executable.module.computations

@@ -25,7 +25,7 @@ def call(site: Site, *operands: Value) -> list[Value]:
     if declaration is None:
         body = ir.body_of(site.eqn)
         assert body is not None
-        return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], list(operands))
+        return interpret(site.prover, body, operands)
     site.prover.assumed.add(Assumption.ROW_WISE.statement(declaration.name))
     return _row_wise(site, declaration, operands)
 
@@ -36,8 +36,7 @@ def linear_solve(site: Site, *operands: Value) -> list[Value]:
     lengths, programs = site.params["const_lengths"], site.params["jaxprs"]
     skipped = lengths.matvec + lengths.vecmat
     consts, right_sides = operands[skipped : skipped + lengths.solve], operands[sum(lengths) :]
-    body = ir.closed(programs.solve)
-    return interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], [*consts, *right_sides])
+    return interpret(site.prover, ir.closed(programs.solve), [*consts, *right_sides])
 
 
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:

@@ -114,7 +114,7 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
         inputs = operands if flag is None else in_branch(site, flag, k == 1, operands)
         active = prover.active | (_active_lane(site, test) if flag is not None and k == 1 else set())
         with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
-            values = interpret(prover, branch.jaxpr, [prover.constant(c) for c in branch.consts], inputs)
+            values = interpret(prover, branch, inputs)
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
@@ -160,10 +160,9 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
 
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
         with prover.decided_by(condition.jaxpr.outvars[0]):
-            test = interpret(prover, condition.jaxpr, [prover.constant(c) for c in condition.consts], [*outer, *carry])
-            consts = [prover.constant(c) for c in body.consts]
+            test = interpret(prover, condition, [*outer, *carry])
             values = [value.replace(**counted.get(k, {})) for k, value in enumerate(carry)]
-            outputs = interpret(prover, body.jaxpr, consts, [*inner, *values])
+            outputs = interpret(prover, body, [*inner, *values])
         if is_array_condition and not isinstance(test[0].owner, Mixed):
             outputs = [value.replace(owner=site.join(test[0].owner, value.owner), number=NONE) for value in outputs]
         return outputs, test
@@ -300,8 +299,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         numbers = [iteration_number if k in counts else prover.fresh() for k in range(len(slices))]
         carry = [value.replace(number=iteration_number) if k in counted else value for k, value in enumerate(carry)]
         parts = [value.replace(number=number) for value, number in zip(slices, numbers, strict=True)]
-        body_consts = [prover.constant(c) for c in body.consts]
-        results = interpret(prover, body.jaxpr, body_consts, [*consts, *carry, *parts])
+        results = interpret(prover, body, [*consts, *carry, *parts])
         return results[:num_carry], results[num_carry:]
 
     tokens, reverse = dict[OneLane, bool](), params["reverse"]

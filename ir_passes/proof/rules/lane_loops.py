@@ -73,7 +73,7 @@ def stops_by_lane(
     flags, tested, numbers = dict[Number, Range](), set[int](), (Number(-1), Number(-1))
     with prover.trial():
         if counter is None:
-            interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
+            interpret(prover, condition, [*outer, *carry])
             flags, tested = _flags(prover, condition.jaxpr, len(outer), body.jaxpr, len(inner))
             carry = [value.replace(range=flags.get(value.number, value.range)) for value in carry]
         else:
@@ -81,7 +81,7 @@ def stops_by_lane(
             assert isinstance(bound.fact, Greatest)
             numbers, shared = (carry[index].number, bound.fact.number), {index}
         with prover.given(stopped=partial(_stopped_bounds, flags, *numbers)):
-            results = interpret(prover, body.jaxpr, [*map(prover.constant, body.consts)], [*inner, *carry])
+            results = interpret(prover, body, [*inner, *carry])
     changed = {
         k
         for k, (old, new) in enumerate(zip(carry, results, strict=True))
@@ -123,7 +123,7 @@ def counter_of(
     if not counts_up(body.jaxpr, k, inner) or start is None or start[0] < 0 or bound in changing:
         return None
     with prover.trial():
-        interpret(prover, condition.jaxpr, [*map(prover.constant, condition.consts)], [*outer, *carry])
+        interpret(prover, condition, [*outer, *carry])
     return (k, prover.values[condition.jaxpr][bound])
 
 

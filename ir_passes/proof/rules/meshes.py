@@ -43,7 +43,7 @@ def shard_map(site: Site, *operands: Value) -> list[Value]:
     inputs = [_device_part(site, value, shape, split) for value, shape, split in parts]
     invariance = site.prover.invariance and bool(site.params["check_vma"])
     with site.prover.given(devices=site.prover.devices | devices, invariance=invariance, program=mark):
-        results = interpret(site.prover, body.jaxpr, [site.prover.constant(c) for c in body.consts], inputs)
+        results = interpret(site.prover, body, inputs)
     return [
         _joined_parts(site, value, tuple(var.aval.shape), Split.of(spec, devices), mark)
         for value, var, spec in zip(results, site.eqn.outvars, site.params["out_specs"], strict=True)

@@ -12,10 +12,10 @@ from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
 from ir_passes.contract.declared import rowwise
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import WRITES
-from ir_passes.rewrites import rebatch, same_work
-from ir_passes.rewrites.batched_work import BatchedWork
+from ir_passes.rewrites import lane_work, rebatch
+from ir_passes.rewrites.batching import BatchedWork
 from ir_passes.rewrites.graph import Graph
-from ir_passes.rewrites.same_work import SameWork
+from ir_passes.rewrites.lane_work import SameWork
 
 ARGS = (pool(), slots(), x())
 ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
@@ -406,9 +406,9 @@ def careless_of_literals(self, a, b) -> bool:
 
 
 @pytest.mark.parametrize(("where", "label", "instead", "step"), [
-    (same_work, "_same_box", lambda *_: True, other_part),
+    (lane_work, "_same_box", lambda *_: True, other_part),
     (SameWork, "_same", careless_of_literals, other_constant),
-    (same_work, "_check_reads", lambda *_: None, old_version),
+    (lane_work, "_check_reads", lambda *_: None, old_version),
     (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
 ], ids=["box", "operand", "order", "rows"])  # fmt: skip
 def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:

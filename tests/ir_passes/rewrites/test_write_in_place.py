@@ -23,6 +23,7 @@ SLOTS, PLACES = jnp.array([2, 5, 1], jnp.int32), jnp.array([3, 0, 7], jnp.int32)
 ROW_POOL = LaneContract((Pool("s"), SlotMap("s", ROWS), Lane()), (Lane(), Pool("s")))
 OWN_ROWS = LaneContract((Pool("s"), Lane()), (Lane(), Pool("s")))
 CACHE = LaneContract((Pool("s"), Lane(), Lane()), (Lane(), Pool("s")))
+TWO_POOLS = LaneContract((Pool("s"), Pool("t"), Lane(), Lane()), (Lane(), Pool("s"), Pool("t")))
 LAYERED = LaneContract((Pool("s", axis=1), Lane(), Lane(), Shared()), (Lane(), Pool("s", axis=1)))
 
 
@@ -76,6 +77,12 @@ def one_hot_write(cache, x, places):
     return cache.sum(1), cache
 
 
+def one_hot_before_a_loop(cache, state, x, places):
+    """The copy of the one-hot write moves the equations behind it, the loop among them."""
+    total, cache = one_hot_write(cache, x, places)
+    return total, cache, lax.fori_loop(0, 2, lambda i, state: state * 0.5 + x, state)
+
+
 def row_caches_by_vmap(cache, x, places):
     def lane(cache, x, place):
         return (cache * jnp.arange(POSITIONS, dtype=jnp.float32)[:, None]).sum(0) + cache[place], cache.at[place].set(x)
@@ -103,6 +110,8 @@ STEPS: dict[str, tuple[Any, LaneContract, tuple[Any, ...]]] = {
     "lanes in a loop": (lanes_in_a_loop, ROW_POOL, (numbers(ROWS, WIDTH), SLOTS, numbers(LANES, WIDTH))),
     "old state returned": (old_state_returned, OWN_ROWS, (numbers(LANES, WIDTH), numbers(LANES, WIDTH))),
     "one-hot write": (one_hot_write, CACHE, (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),
+    "one-hot write before a loop": (one_hot_before_a_loop, TWO_POOLS,
+        (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), numbers(LANES, WIDTH), PLACES)),
     "row caches by vmap": (row_caches_by_vmap, CACHE,
         (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),
     "layers in a scan": (layers_in_a_scan, LAYERED,

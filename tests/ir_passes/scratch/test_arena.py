@@ -9,8 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.scratch.planner import Buffer, pack, plan
-from ir_passes.scratch.verifier import ALIGNMENT
+from ir_passes.scratch.planner import ALIGNMENT, Buffer, pack, plan
 
 
 def drawn(text: str) -> list[Buffer]:

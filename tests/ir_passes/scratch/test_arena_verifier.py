@@ -13,8 +13,7 @@ from ir_passes.contract.contract import Lane, LaneContract, Opaque
 from ir_passes.jaxpr import ir
 from ir_passes.scratch import planner
 from ir_passes.scratch.liveness import liveness
-from ir_passes.scratch.planner import declared_scratch, plan, plan_liveness
-from ir_passes.scratch.verifier import Plan, PlanError, verify_plan
+from ir_passes.scratch.planner import Plan, PlanError, declared_scratch, plan, plan_liveness, verify_plan
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
 

@@ -19,7 +19,7 @@ import numpy as np
 from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import is_key, key_implementation
 from ir_passes.scratch.liveness import Scratch
-from ir_passes.scratch.verifier import Plan
+from ir_passes.scratch.planner import Plan
 
 # The package exports a function with the name of the module.
 liveness = sys.modules[Scratch.__module__]

@@ -45,9 +45,8 @@ def faults(world: World, dtypes: Mapping[str, Dtype], form: Form, names: set[str
     program, rng, run = ir.trace(form.run, *shapes), np.random.default_rng(len(form.name)), jax.jit(form.run)
     for operands in drawn([dtypes[dtype].operands(shape) for dtype, shape in form.operands], rng):
         prover, values = world.prover(), [value for _, value, _ in operands]
-        consts = [prover.constant(const) for const in program.consts]
         try:
-            results = interpret(prover, program.jaxpr, consts, values)
+            results = interpret(prover, program, values)
         except IsolationError:
             continue
         if not any(informative(world, value) for value in results):

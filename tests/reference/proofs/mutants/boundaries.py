@@ -1,5 +1,6 @@
 """Mutants at the proof's limits: calls, callbacks, references, meshes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -149,14 +150,11 @@ def rows_of_one_device(w, state, slots, x):
     return out + y, new
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **options)
-
-
 def _sharded(id: str, source: str, description: str, local: Any, **options: Any) -> Any:
     return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **options)
 
 
+_plain = partial(wrong, PLAIN)
 MUTANTS = (
     _plain("foreign-call", "JAX", "an FFI call without a contract", foreign_call, *CLOSED, evidence=TRACED),
     _plain("foreign-call-on-the-pool", "Atlas#6", "an FFI call writes the pool, without a contract",

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of
 from zoo.experts import EXPERTS, TOP, grouped, ordered, recur, route
 from zoo.program import HIDDEN, LANES
 
@@ -89,10 +89,7 @@ def _count_of_wrapped_keys(w, pool, slots, x):
     return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
 
 
-def _told(id: str, description: str, step: Any) -> Any:
-    return wrong(SORTED, id, "JAX", description, step, Kind.CROSS_LANE)
-
-
+_told = mutants_of(SORTED, Kind.CROSS_LANE)
 MUTANTS = (
     _told("place-by-running-sum", "rows are scaled by a running sum of ones",
           _scaled(lambda: jnp.ones(PLACES).cumsum())),

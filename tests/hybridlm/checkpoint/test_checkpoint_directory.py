@@ -54,12 +54,6 @@ def test_single_file(tmp_path: Path) -> None:
     assert not checkpoint.notes
 
 
-def test_shards(tmp_path: Path) -> None:
-    checkpoint = open_directory(sharded(tmp_path))
-    assert values(checkpoint) == {"a": 1, "b": 2, "c": 3}
-    assert not checkpoint.notes and not checkpoint.unindexed
-
-
 def test_links_out_of_the_directory_as_in_the_hub_cache(tmp_path: Path) -> None:
     blobs, snapshot = tmp_path / "blobs", tmp_path / "snapshot"
     blobs.mkdir()

@@ -6,11 +6,8 @@ from typing import Any
 import pytest
 from engine_mutants import traffic
 from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, PAGED, STEPS, THEMES
-from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import Finder
-from engine_mutants.prefix_reports import PREFIXES
-from engine_mutants.reports import REPORTS
-from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
+from engine_mutants.reports import MECHANISMS, MIXED_BATCHES, PREFIXES, REPORTS, ROLLBACK
 from engine_mutants.table import table
 from mutants.catalogue import MUTANTS as STEP_MUTANTS
 

@@ -4,7 +4,6 @@ import logging
 import re
 from pathlib import Path
 
-import jax
 import pytest
 from text_checkpoint import SETTINGS
 from typer.testing import CliRunner
@@ -38,25 +37,6 @@ def test_steps_without_a_buffer_assignment_run(
         assert certificate.proved == usual.certificates[name].proved
         assert usual.certificates[name].not_audited is None
     assert len(re.findall("not audited", caplog.text)) == 1
-
-
-@pytest.mark.long
-def test_audits_of_dump_and_executable_agree(text_path: Path, tmp_path: Path, monkeypatch) -> None:
-    results = []
-    initial = jax.config.values["jax_compilation_cache_dir"]
-    try:
-        for hidden in (False, True):
-            if hidden:
-                hide_assignments(monkeypatch)
-            lm = hybridlm.load(text_path, compilation_cache=tmp_path / str(hidden), **SETTINGS)
-            lm.generate([[5, 9, 3]], max_tokens=2, ignore_eos=True)
-            lm.score([[5, 9, 3]])
-            results.append(lm.certificates)
-    finally:
-        hybridlm.load(text_path, compilation_cache=initial or False, **SETTINGS)
-    usual, written = results
-    assert written == usual and len(written) == 4
-    assert all(certificate.holds for certificate in written.values())
 
 
 @pytest.mark.slow

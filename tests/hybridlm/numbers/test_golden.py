@@ -188,11 +188,3 @@ def test_generates(golden: Golden, lm: hybridlm.LM):
     """Eight prompts queued over three lanes, against the greedy continuation of each alone: every token."""
     for index, completion in enumerate(lm.generate(golden.prompts, max_tokens=32, ignore_eos=True)):
         assert not check_greedy(completion.token_ids, golden.greedy[index], golden.where(index), golden.tolerance)
-
-
-@long_except()
-def test_longest_prompt_alone(golden: Golden, lm: hybridlm.LM):
-    """One lane uses its own compiled step."""
-    check_logprobs(lm.score([golden.prompts[-1]])[0].logprobs, golden.logprobs[-1], golden.where(-1), golden.tolerance)
-    completion = lm.generate([golden.prompts[-1]], max_tokens=32, ignore_eos=True)[0]
-    assert not check_greedy(completion.token_ids, golden.greedy[-1], golden.where(-1), golden.tolerance)

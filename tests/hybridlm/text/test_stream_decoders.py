@@ -120,13 +120,6 @@ def test_stop_strings_end_at_the_first_token_that_has_them(name: str, data: st.D
         assert not any(stop in first for stop in stops)
 
 
-@pytest.mark.parametrize("text", TEXTS)
-def test_characters_of_byte_fallback_follow_one_another(text: str) -> None:
-    tokenizer = TOKENIZERS["llama"]
-    ids = ids_of(tokenizer, text, False)
-    assert "".join(pieces(tokenizer, ids)) == tokenizer.decode(ids) == text
-
-
 def test_a_stop_string_of_byte_fallback_ends_at_its_last_byte() -> None:
     tokenizer = TOKENIZERS["llama"]
     ids = ids_of(tokenizer, "€漢字", False)

@@ -265,14 +265,6 @@ def test_store_finds_its_steps(tmp_path: Path) -> None:
         assert other.find(store) is None
 
 
-def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) -> None:
-    """Only the file name differs: program and contract are the same."""
-    store, other = FileStore(tmp_path), dataclasses.replace(KEY, rules="e" * 64)
-    KEY.keep(store, certificate())
-    (tmp_path / KEY.name).rename(tmp_path / other.name)
-    assert other.find(store) is None
-
-
 @pytest.mark.parametrize("content", [
     b"",
     b"{}",
@@ -280,8 +272,10 @@ def test_certificate_under_the_name_of_other_rules_is_not_taken(tmp_path: Path) 
     certificate(faults=(LEAK,)).to_json().encode(),
     certificate(fingerprints=Fingerprints("f" * 64, "d" * 64, KEY.contract, KEY.rules, None,
         "e" * 64)).to_json().encode(),
+    certificate(fingerprints=Fingerprints(KEY.traced, "d" * 64, KEY.contract, "f" * 64, None,
+        "e" * 64)).to_json().encode(),
     certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
-], ids=["empty", "other", "cut off", "faulty", "another program", "another version"])  # fmt: skip
+], ids=["empty", "other", "cut off", "faulty", "another program", "other rules", "another version"])  # fmt: skip
 def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
     store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_bytes(content)

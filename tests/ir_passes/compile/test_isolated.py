@@ -176,13 +176,6 @@ def test_arrays_of_numpy_are_arrays(step: IsolatedStep) -> None:
     assert len(step.certificates) == 1
 
 
-def test_pools_are_donated_and_nothing_else(step: IsolatedStep) -> None:
-    for named in (False, True, True):
-        w, pool, x = arguments()
-        step(w, x=x, pool=pool) if named else step(w, pool, x)
-        assert [item.is_deleted() for item in (w, pool, x)] == [False, True, False]
-
-
 TRANSFORMED = {
     "jit": lambda step: jax.jit(step)(*arguments()),
     "vmap": lambda step: jax.vmap(step, in_axes=(0, None, None))(jnp.ones((2, WIDTH, WIDTH)), *arguments()[1:]),

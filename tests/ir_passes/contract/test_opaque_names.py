@@ -69,16 +69,6 @@ def test_a_kernel_is_known_by_its_function_and_each_call_is_assumed_with_its_lin
         assert match and int(match[1]) == line_of(call_twice) + index
 
 
-def test_calls_of_one_line_are_counted() -> None:
-    def step(x):
-        for _ in range(3):
-            x = call(row_kernel)(x)
-        return (x,)
-
-    (statement,) = prove_isolation(step, (X,), contract(row_kernel=ROWS)).assumed
-    assert statement.about.endswith("(3 calls)")
-
-
 def test_a_kernel_of_another_function_is_not_covered() -> None:
     """The kernel's program is read instead."""
     error = faults(call_two, contract(row_kernel=ROWS), ViolationKind.CROSS_LANE)
@@ -178,15 +168,6 @@ def test_closures_of_one_function_at_two_shapes_are_told_apart(other) -> None:
     named = functools.partial(step, SAME, other, ("first", "second"))
     assert prove_isolation(named, (X,), contract(first=ROWS, second=ROWS))
     assert prove_isolation(functools.partial(step, SAME, lambda x: x * 2, (None, None)), (X,), contract(made=ROWS))
-
-
-def test_one_kernel_at_two_shapes_is_one_thing() -> None:
-    def step(x):
-        wide = jnp.concatenate([x, x], axis=1)
-        shape = jax.ShapeDtypeStruct(wide.shape, wide.dtype)
-        return (call(row_kernel)(x) + pl.pallas_call(row_kernel, out_shape=shape)(wide)[:, :WIDTH],)
-
-    assert prove_isolation(step, (X,), contract(row_kernel=ROWS))
 
 
 def test_the_same_kernel_in_loops_and_branches_is_one_thing() -> None:

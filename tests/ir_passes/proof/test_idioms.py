@@ -20,7 +20,6 @@ from jax.sharding import PartitionSpec as P
 from zoo.program import slot_map
 
 from ir_passes import (
-    ContractError,
     IsolationError,
     Lane,
     LaneContract,
@@ -28,7 +27,6 @@ from ir_passes import (
     Pool,
     Shared,
     SlotMap,
-    compile_step,
     prove_isolation,
 )
 from ir_passes.proof.violations import ViolationKind
@@ -245,56 +243,3 @@ def test_a_row_is_sent_past_the_end_by_adding_to_it() -> None:
     proved(partial(added, ROWS), ACTIVE, draw_active)
     assert leaks(partial(added, ROWS - 1), ACTIVE, draw_active, seeds=range(12))
     refused(partial(added, ROWS - 1), ACTIVE, draw_active)
-
-
-TRACKED = SlotMap("s", size=ROWS, role="write", disjoint=True)
-SNAPSHOTS = LaneContract((*STEP.inputs, TRACKED), STEP.outputs)
-
-
-def draw_snapshots(rng: np.random.Generator) -> tuple[Any, ...]:
-    """Distinct rows for the running states and for the snapshots; some lanes take no snapshot."""
-    x, pool, _ = draw(rng)
-    rows = 1 + rng.permutation(ROWS - 1)
-    return x, pool, rows[:N].astype(np.int32), np.where(rng.random(N) < 0.7, rows[N : 2 * N], 0).astype(np.int32)
-
-
-def with_snapshot(x: Array, pool: Array, slots: Array, tracked: Array) -> Any:
-    """Write the new state, and the previous state to a second row."""
-    state = pool[slots]
-    new = jnp.tanh(state + x)
-    return new, pool.at[slots].set(new).at[tracked].set(state)  # fault
-
-
-def crossings(step: Callable[..., Any], args: tuple[Any, ...]) -> list[str]:
-    """Return rows that change with another lane, and changed rows of no lane."""
-    x, pool, slots, tracked = args
-    run = jax.jit(step)
-    y, pool_after = map(np.asarray, run(*args))
-    leaks = [f"row {row}" for row in set(range(1, ROWS)) - {*slots, *tracked} if (pool_after[row] != pool[row]).any()]
-    for lane in range(N):
-        for changed in (x + 1.0 * (np.arange(N) == lane)[:, None], x):
-            rows = pool + 1.0 * ((np.arange(ROWS) == slots[lane]) & (changed is x))[:, None]
-            other_y, other = map(np.asarray, run(changed.astype(x.dtype), rows.astype(x.dtype), slots, tracked))
-            lane_rows = {slots[lane], tracked[lane], 0}
-            leaks += [f"lane {k}" for k in range(N) if k != lane and (other_y[k] != y[k]).any()]
-            leaks += [f"row {row}" for row in set(range(ROWS)) - lane_rows if (other[row] != pool_after[row]).any()]
-    return leaks
-
-
-def test_two_rows_of_a_lane_are_written_in_one_step() -> None:
-    """X3: without disjoint rows a lane's snapshot may be another lane's state."""
-    args = draw_snapshots(np.random.default_rng(0))
-    assert crossings(with_snapshot, args) == []
-    proof = prove_isolation(with_snapshot, args, SNAPSHOTS)
-    assert [statement.about for statement in proof.assumed if statement.id == "disjoint-rows"] == ["args[3]"]
-    want = [np.asarray(result) for result in jax.jit(with_snapshot)(*args)]
-    compiled = compile_step(with_snapshot, args, SNAPSHOTS)
-    results = compiled(args[0], jnp.array(args[1]), *args[2:])
-    # another program with other fusions around tanh: a few units in the last place of numbers below 1
-    for got, expected in zip(results, want, strict=True):
-        np.testing.assert_allclose(np.asarray(got), expected, rtol=0, atol=4 * float(np.finfo(np.float32).eps))
-    unused = sorted(set(range(1, ROWS)) - {*args[2]})  # snapshots and rows of no lane: nothing is computed
-    np.testing.assert_array_equal(np.asarray(results[1])[unused], want[1][unused])
-    plain = LaneContract((*STEP.inputs, SlotMap("s", size=ROWS, role="write")), STEP.outputs)
-    with pytest.raises(ContractError, match="disjoint=True"):
-        plain.bind(with_snapshot, args)

@@ -388,41 +388,6 @@ def test_branches_by_platform_are_proved_if_all_are() -> None:
         prove_isolation(by_platform(lambda x: x[::-1]), (ARGS[0],), contract)
 
 
-@pytest.mark.parametrize("lanes_first", [True, False])
-def test_tridiagonal_systems_of_each_lane(lanes_first: bool) -> None:
-    """Diagonals have one axis less than right-hand sides; a system over lanes is refused."""
-    diagonal, sides = jnp.full((LANES, LANES), 4.0), jnp.ones((LANES, LANES, 2))
-    zeros = jnp.zeros((LANES, LANES))
-
-    def step(d, b):
-        d, b = (d, b) if lanes_first else (d.swapaxes(0, 1), b.swapaxes(0, 1))
-        x = lax.linalg.tridiagonal_solve(zeros, d, zeros, b)
-        return x if lanes_first else x.swapaxes(0, 1)
-
-    contract = LaneContract((Lane(), Lane()), Lane())
-    if lanes_first:
-        assert prove_isolation(step, (diagonal, sides), contract).lanes == LANES
-        return
-    with pytest.raises(IsolationError):
-        prove_isolation(step, (diagonal, sides), contract)
-
-
-MATRICES = jnp.eye(WIDTH)[None] * jnp.arange(2.0, 2.0 + LANES)[:, None, None]
-
-
-@pytest.mark.parametrize("axis", [0, 1])
-def test_linear_systems_of_each_lane(axis: int) -> None:
-    """Systems of lanes are proved, one system over lanes is refused."""
-    vectors, contract = jnp.ones((LANES, WIDTH)), LaneContract((Lane(), Lane()), Lane())
-    if axis == 0:
-        step = lambda a, b: jnp.linalg.solve(a, b[..., None])[..., 0]
-        assert prove_isolation(step, (MATRICES, vectors), contract).lanes == LANES
-        return
-    mixing = lambda a, b: jnp.linalg.solve(jnp.eye(LANES), b) + a.sum(1)
-    with pytest.raises(IsolationError):
-        prove_isolation(mixing, (MATRICES, vectors), contract)
-
-
 def test_debugging_callbacks_get_a_note() -> None:
     def step(x):
         jax.debug.print("greatest {}", x.max())

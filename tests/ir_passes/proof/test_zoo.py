@@ -6,17 +6,24 @@ from zoo.program import Program
 from zoo.real_models import MODELS, program, shapes, vmapped
 
 from hybridlm.programs.shapes import Shape
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes.contract.statements import Assumption
+from ir_passes.proof.lane_proof import Proof, prove_isolation
 
 
-def prove(program: Program) -> None:
+def prove(program: Program) -> Proof:
     proof = prove_isolation(program.step, program.args(), program.contract)
     assert proof.lanes == program.bound().lanes, program.name
+    return proof
 
 
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_program_of_the_zoo_is_proved(name: str) -> None:
     prove(PROGRAMS[name])
+
+
+def test_rows_that_are_declared_disjoint_are_assumed() -> None:
+    assumed = prove(PROGRAMS["snapshot beside the running state"]).assumed
+    assert [statement.about for statement in assumed if statement.id == Assumption.DISJOINT_ROWS] == ["args[3]"]
 
 
 def prove_steps(model: str, all_lanes: bool) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from made_parameter import made
+from filled import made
 from published import read
 from published_mamba import NANO, SUPER
 from tiny_variants import variant

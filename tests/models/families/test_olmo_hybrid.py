@@ -5,8 +5,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import made
 from float64_checkpoint import Float64Checkpoint
-from made_parameter import made
 from published import OLMO, read
 
 from models import family_of

@@ -7,8 +7,8 @@ from typing import Any
 
 import numpy as np
 import pytest
+from filled import made
 from flax import nnx
-from made_parameter import made
 
 from models import ConfigError, Family, family_of
 from models.families.qwen3_next import projection_rows

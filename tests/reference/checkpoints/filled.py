@@ -1,12 +1,14 @@
 """Modules and models with given parameters; random initial ones are never computed."""
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import AbstractContextManager, contextmanager
 from typing import Any, TypeVar
 
 import jax.numpy as jnp
 import numpy as np
 from flax import nnx
+
+from models.weights.sources import WeightSource
 
 M = TypeVar("M", bound=nnx.Module)
 ONE_LAYER: dict[str, Any] = {
@@ -53,3 +55,17 @@ def changed_parameter(lm: Any, name: str, change: Callable[[Any], Any]) -> Itera
 def nan_token(lm: Any, token: int = 9) -> AbstractContextManager[None]:
     """Run with NaN as the embedding of a token."""
     return changed_parameter(lm, "embed_tokens", lambda table: table.at[token].set(jnp.nan))
+
+
+def made(source: WeightSource, shape: tuple[int, ...], tensors: Mapping[str, np.ndarray]) -> np.ndarray:
+    """Build a parameter in the first tensor's dtype, writing every entry once."""
+    result = np.empty(shape, tensors[next(iter(source.shapes))].dtype)
+    written = np.zeros(shape, int)
+    for piece in source.pieces((), shape):
+        place = (*piece.place, ...)
+        output = source.take(tensors[piece.name], piece.taken)
+        assert output.shape == result[place].shape, piece
+        result[place] = output
+        written[place] += 1
+    assert (written == 1).all()
+    return result

@@ -8,8 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recurrence_cases import arguments, check_proof, check_proof_by_slot
-from recurrence_equations import delta_rule_reference, ssd_reference
+from recurrence_cases import arguments, check_proof, check_proof_by_slot, delta_rule_reference, ssd_reference
 
 from models.ops.recurrences.chunk_scan_gpu import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
 from models.ops.recurrences.delta_rule import CHUNK, delta_rule

@@ -7,11 +7,17 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from engine_mutants.layers import MUTANTS
-from recurrence_cases import FORMS, check
+from recurrence_cases import (
+    FORMS,
+    check,
+    check_equation,
+    check_gradients,
+    check_idle_lane,
+    check_single_tokens,
+    delta_rule_reference,
+    on_arrays,
+)
 from recurrence_cases import inputs as recurrence_lanes
-from recurrence_checks import check_equation, check_gradients, check_idle_lane, check_single_tokens
-from recurrence_equations import delta_rule_reference
-from recurrence_forms import on_arrays
 
 from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_step
 from models.sharding.devices import Devices

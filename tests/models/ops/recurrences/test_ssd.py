@@ -5,9 +5,14 @@ import re
 import jax
 import numpy as np
 import pytest
-from recurrence_checks import check_equation, check_gradients, check_idle_lane, check_single_tokens
-from recurrence_equations import ssd_reference
-from recurrence_forms import on_arrays
+from recurrence_cases import (
+    check_equation,
+    check_gradients,
+    check_idle_lane,
+    check_single_tokens,
+    on_arrays,
+    ssd_reference,
+)
 
 from models.ops.recurrences.ssd import ssd, ssd_chunked, ssd_step
 

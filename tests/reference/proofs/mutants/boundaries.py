@@ -1,5 +1,6 @@
 """Mutants at the proof's limits: calls, callbacks, references, meshes."""
 
+from functools import partial
 from typing import Any
 
 import jax
@@ -8,8 +9,8 @@ import numpy as np
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.sharding import PartitionSpec as P
+from mutants.lanes import after
 from mutants.mutant import Evidence, Kind, wrong
-from zoo import rows
 from zoo.meshes.sharded import PARAMS, local_rows, local_slots, mesh, over_rows
 from zoo.program import LANES
 from zoo.rows import advance
@@ -20,19 +21,12 @@ MESH = (Kind.COLLECTIVE, Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.FRAME)
 TRACED = Evidence.TRACED
 
 
-def foreign_call(pool, slots, x, w):
-    y, pool = rows.plain_step(pool, slots, x, w)
-    return jax.ffi.ffi_call("mixes_lanes", jax.ShapeDtypeStruct(y.shape, y.dtype))(y), pool
+def _typed(array: jax.Array) -> jax.ShapeDtypeStruct:
+    return jax.ShapeDtypeStruct(array.shape, array.dtype)
 
 
 def foreign_call_on_the_pool(pool, slots, x, w):
-    call = jax.ffi.ffi_call("advances", jax.ShapeDtypeStruct(pool.shape, pool.dtype), input_output_aliases={0: 0})
-    return x, call(pool, slots)
-
-
-def callback(pool, slots, x, w):
-    y, pool = rows.plain_step(pool, slots, x, w)
-    return jax.pure_callback(lambda y: np.asarray(y)[::-1], jax.ShapeDtypeStruct(y.shape, y.dtype), y), pool
+    return x, jax.ffi.ffi_call("advances", _typed(pool), input_output_aliases={0: 0})(pool, slots)
 
 
 @jax.custom_batching.custom_vmap
@@ -45,12 +39,6 @@ def _double_rule(size: int, batched: Any, x: Any) -> Any:
     return 2.0 * x[::-1], batched[0]
 
 
-def vmap_rule(pool, slots, x, w):
-    """The `vmap` rule differs from the function."""
-    y, pool = rows.plain_step(pool, slots, x, w)
-    return jax.vmap(double)(y), pool
-
-
 def _accumulate(x: Any, out: Any, scratch: Any) -> None:
     @pl.when(pl.program_id(0) == 0)
     def _clear() -> None:
@@ -60,20 +48,14 @@ def _accumulate(x: Any, out: Any, scratch: Any) -> None:
     out[...] = scratch[...]
 
 
-def kernel_scratch(pool, slots, x, w):
+def kernel_scratch(y):
     """The grid runs over lanes; its scratch persists from one to the next."""
-    y, pool = rows.plain_step(pool, slots, x, w)
     block = pl.BlockSpec((1, y.shape[1]), lambda i: (i, 0))
+    scratch = [pl.MemorySpace.ANY((1, y.shape[1]), jnp.float32)]
     call = pl.pallas_call(
-        _accumulate,
-        jax.ShapeDtypeStruct(y.shape, y.dtype),
-        grid=(LANES,),
-        in_specs=[block],
-        out_specs=block,
-        scratch_shapes=[pl.MemorySpace.ANY((1, y.shape[1]), jnp.float32)],
-        interpret=True,
+        _accumulate, _typed(y), grid=(LANES,), in_specs=[block], out_specs=block, scratch_shapes=scratch, interpret=True
     )
-    return call(y), pool
+    return call(y)
 
 
 def reference(pool, slots, x, w):
@@ -85,36 +67,10 @@ def reference(pool, slots, x, w):
     return new.sum(1), ref[...]
 
 
-def sum_over_data(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
-    return y - lax.pmean(y, "data"), state
-
-
-def lanes_passed_on(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
-    return lax.ppermute(y, "data", [(0, 1), (1, 0)]), state
-
-
-def rows_passed_on(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
-    return y, lax.ppermute(state, "data", [(0, 1), (1, 0)])
-
-
-def first_device_for_all(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
-    return lax.all_gather(y, "data", axis=0, tiled=True)[: len(y)], state
-
-
-def exchanged(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
+def exchanged(y, state):
     y = jnp.pad(y, ((0, 0), (0, 1)))
     y = lax.all_to_all(y.reshape(2, -1, y.shape[1]), "data", 0, 0).reshape(y.shape)
     return y[:, :-1], state
-
-
-def maximum_over_everything(w, state, x, lengths):
-    y, state = local_rows(w, state, x, lengths)
-    return y / lax.pmax(lax.stop_gradient(jnp.abs(y).max(1, keepdims=True)), ("data", "model")), state
 
 
 def same_result_claimed(w, state, x, lengths):
@@ -149,30 +105,37 @@ def rows_of_one_device(w, state, slots, x):
     return out + y, new
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **options)
+def _sharded(id: str, description: str, change: Any) -> Any:
+    """The sharded step with its outputs and state changed on each device."""
+    local = lambda *args: change(*local_rows(*args))
+    return wrong(SHARDED, id, "JAX", description, over_rows(local, check_vma=False), *MESH)
 
 
-def _sharded(id: str, source: str, description: str, local: Any, **options: Any) -> Any:
-    return wrong(SHARDED, id, source, description, over_rows(local, check_vma=False), *MESH, **options)
+_swapped = lambda array: lax.ppermute(array, "data", [(0, 1), (1, 0)])
 
 
+_plain = partial(wrong, PLAIN)
 MUTANTS = (
-    _plain("foreign-call", "JAX", "an FFI call without a contract", foreign_call, *CLOSED, evidence=TRACED),
+    _plain("foreign-call", "JAX", "an FFI call without a contract",
+           after(lambda y: jax.ffi.ffi_call("mixes_lanes", _typed(y))(y)), *CLOSED, evidence=TRACED),
     _plain("foreign-call-on-the-pool", "Atlas#6", "an FFI call writes the pool, without a contract",
            foreign_call_on_the_pool, *CLOSED, evidence=TRACED),
-    _plain("callback", "JAX", "a callback reverses the lanes", callback, *CLOSED),
-    _plain("vmap-rule", "JAX", "a custom rule for vmap reverses the lanes", vmap_rule, Kind.CROSS_LANE),
-    _plain("kernel-scratch", "JAX", "a kernel's scratch persists over a grid of lanes", kernel_scratch,
+    _plain("callback", "JAX", "a callback reverses the lanes",
+           after(lambda y: jax.pure_callback(lambda y: np.asarray(y)[::-1], _typed(y), y)), *CLOSED),
+    _plain("vmap-rule", "JAX", "a custom rule for vmap reverses the lanes", after(jax.vmap(double)), Kind.CROSS_LANE),
+    _plain("kernel-scratch", "JAX", "a kernel's scratch persists over a grid of lanes", after(kernel_scratch),
            Kind.UNINITIALIZED),
     _plain("reference", "JAX", "a mutable array is written past the row", reference, *CLOSED, Kind.BOUNDS,
            Kind.WRONG_ROW),
-    _sharded("sum-over-data", "JAX", "a mean over the axis of lanes", sum_over_data),
-    _sharded("lanes-passed-on", "JAX", "outputs are passed to the other device's lanes", lanes_passed_on),
-    _sharded("rows-passed-on", "JAX", "rows are passed to the other device's lanes", rows_passed_on),
-    _sharded("first-device-for-all", "JAX", "gathered over lanes, and the first device's kept", first_device_for_all),
-    _sharded("exchanged", "JAX", "an all-to-all over lanes without its inverse", exchanged),
-    _sharded("maximum-over-everything", "JAX", "a scale over lanes and heads", maximum_over_everything),
+    _sharded("sum-over-data", "a mean over the axis of lanes", lambda y, state: (y - lax.pmean(y, "data"), state)),
+    _sharded("lanes-passed-on", "outputs are passed to the other device's lanes",
+             lambda y, state: (_swapped(y), state)),
+    _sharded("rows-passed-on", "rows are passed to the other device's lanes", lambda y, state: (y, _swapped(state))),
+    _sharded("first-device-for-all", "gathered over lanes, and the first device's kept",
+             lambda y, state: (lax.all_gather(y, "data", axis=0, tiled=True)[: len(y)], state)),
+    _sharded("exchanged", "an all-to-all over lanes without its inverse", exchanged),
+    _sharded("maximum-over-everything", "a scale over lanes and heads", lambda y, state: (
+        y / lax.pmax(lax.stop_gradient(jnp.abs(y).max(1, keepdims=True)), ("data", "model")), state)),
     wrong(SHARDED, "same-result-claimed", "JAX", "a result of each device is declared the same on all",
           same_result_claimed, *MESH),
     wrong("sharded heads behind a slot map", "rows-of-one-device", "tpu-inference#3565",

@@ -1,37 +1,36 @@
 """Expert mixtures with rows that miss their lanes."""
 
+from functools import partial
+
 import jax.numpy as jnp
 from jax import lax
 from mutants.mutant import Evidence, Kind, wrong
-from zoo.experts import EXPERTS, TOP, grouped, recur, route
+from zoo.experts import EXPERTS, TOP, grouped, mixture, recur
 from zoo.program import HIDDEN
 
 SORTED = "sorted experts, argsort of argsort"
 LIST = "JAX"
 
 
-def mixed(w, pool, slots, x, *, order_of=None, keys=None, count=None, inverse_of=None):
-    """The sorted step with one part replaced."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
+def mixed(w, x, chosen, expert, *, order_of=None, keys=None, count=None, inverse_of=None):
+    """The sorted mixture with one part replaced."""
     flat = expert.reshape(-1) if keys is None else keys(expert)
     order = jnp.argsort(flat)
     selection = x[order // TOP] if order_of is None else order_of(x, order)
     counted = flat if count is None else count(flat, expert)
     y = grouped(w, selection, jnp.bincount(counted, length=EXPERTS).astype(jnp.int32))
     inverse = jnp.argsort(order) if inverse_of is None else inverse_of(order)
-    return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen), pool
+    return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen)
 
 
-def capacity(w, pool, slots, x):
+@mixture
+def capacity(w, x, chosen, expert):
     """Each expert takes two rows of the batch and drops the rest."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     total = jnp.sum(expert[:, :, None] == jnp.arange(EXPERTS)[None, None], axis=1)
     room = jnp.cumsum(total, axis=0) <= 2
     rows = jnp.take_along_axis(room, expert, axis=1)
     hidden = jnp.einsum("nd,nkdf->nkf", x, w["up"][expert])
-    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], jnp.where(rows, chosen, 0.0)), pool
+    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], jnp.where(rows, chosen, 0.0))
 
 
 def balanced(w, pool, slots, x):
@@ -43,44 +42,35 @@ def balanced(w, pool, slots, x):
     return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], chosen), pool
 
 
-def scattered_to_sorted(w, pool, slots, x):
+@mixture
+def scattered_to_sorted(w, x, chosen, expert):
     """Results stay where the sort has put them."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     order = jnp.argsort(expert.reshape(-1))
     y = grouped(w, x[order // TOP], jnp.bincount(expert.reshape(-1), length=EXPERTS).astype(jnp.int32))
-    return x.at[jnp.arange(order.size) // TOP].add(y * chosen.reshape(-1)[:, None]), pool
+    return x.at[jnp.arange(order.size) // TOP].add(y * chosen.reshape(-1)[:, None])
 
 
-def place_as_data(w, pool, slots, x):
-    """The place where the sort has put a row is used as a number."""
-    x, pool = recur(pool, slots, x)
-    order = jnp.argsort(route(w, x)[1].reshape(-1))
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
-    return x + place.reshape(-1, TOP).sum(1, keepdims=True).astype(jnp.float32), pool
+def placed(use):
+    """Return a step that uses where the sort has put each row: `use` of rows and places."""
 
+    def mix(w, x, chosen, expert):
+        order = jnp.argsort(expert.reshape(-1))
+        return use(x, jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype)))
 
-def place_in_a_branch(w, pool, slots, x):
-    """A branch on where the sort has put the first row."""
-    x, pool = recur(pool, slots, x)
-    order = jnp.argsort(route(w, x)[1].reshape(-1))
-    place = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
-    return lax.cond(place[0] > 3, lambda: x, lambda: 2.0 * x), pool
+    return mixture(mix)
 
 
 def _sorted(id, description, **parts):
-    step = lambda w, pool, slots, x: mixed(w, pool, slots, x, **parts)
-    return wrong(SORTED, id, LIST, description, step, Kind.CROSS_LANE)
+    return wrong(SORTED, id, LIST, description, mixture(partial(mixed, **parts)), Kind.CROSS_LANE)
 
 
-def _declared_unique(w, pool, slots, x):
+@mixture
+def _declared_unique(w, x, chosen, expert):
     """Devices may add once for equal indices."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     flat = expert.reshape(-1)
     order, groups = jnp.argsort(flat), jnp.zeros(EXPERTS, jnp.int32).at[flat].add(1, unique_indices=True)
     y = grouped(w, x[order // TOP], groups)[jnp.argsort(order)]
-    return x + jnp.einsum("nkd,nk->nd", y.reshape(-1, TOP, HIDDEN), chosen), pool
+    return x + jnp.einsum("nkd,nk->nd", y.reshape(-1, TOP, HIDDEN), chosen)
 
 
 MUTANTS = (
@@ -89,9 +79,11 @@ MUTANTS = (
           Kind.CROSS_LANE),
     wrong(SORTED, "left-in-sorted-order", LIST, "results stay in the order of the sort", scattered_to_sorted,
           Kind.CROSS_LANE),
-    wrong(SORTED, "place-as-data", LIST, "the place of a row in the sorted batch is data", place_as_data,
+    wrong(SORTED, "place-as-data", LIST, "the place of a row in the sorted batch is data",
+          placed(lambda x, place: x + place.reshape(-1, TOP).sum(1, keepdims=True).astype(jnp.float32)),
           Kind.CROSS_LANE),
-    wrong(SORTED, "place-in-a-branch", LIST, "a branch on the place of a row in the sorted batch", place_in_a_branch,
+    wrong(SORTED, "place-in-a-branch", LIST, "a branch on the place of a row in the sorted batch",
+          placed(lambda x, place: lax.cond(place[0] > 3, lambda: x, lambda: 2.0 * x)),
           Kind.CROSS_LANE, Kind.CONTROL),
     _sorted("permutation-not-inverse", "the permutation in the place of its inverse", inverse_of=lambda order: order),
     _sorted("inverse-of-inverse", "the inverse of the inverse",

@@ -6,7 +6,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of
 from zoo import rows
 from zoo.program import LANES
 
@@ -96,10 +96,7 @@ def one_count_for_all(pool, slots, x, w):
     return jnp.zeros_like(y).at[count].set(y), pool
 
 
-def _wrong(id: str, description: str, step: Any) -> Any:
-    return wrong(PLAIN, id, "JAX", description, step, Kind.CROSS_LANE)
-
-
+_wrong = mutants_of(PLAIN, Kind.CROSS_LANE)
 MUTANTS = (
     _wrong("key-of-four-lanes", "the words of one key are numbers of four lanes", key_of_four_lanes),
     _wrong("keys-across-lanes", "each key has one word of every lane", keys_across_lanes),

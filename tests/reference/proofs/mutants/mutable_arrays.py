@@ -1,11 +1,9 @@
 """Mutable arrays that carry values from lane to lane, or reach rows of other lanes."""
 
-from typing import Any
-
 import jax
 import jax.numpy as jnp
 from jax import lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of
 from zoo.mutable_arrays import looped, recurrence, row_by_row, rows, scanned
 from zoo.program import HIDDEN, LANES
 from zoo.tokens.token_neighbours import index, start
@@ -13,16 +11,10 @@ from zoo.tokens.token_neighbours import index, start
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME, Kind.CONSTANT)
 
 
-def _lane(id: str, description: str, step: Any) -> Any:
-    return wrong("mutable arrays: a loop over lanes", f"mutable-{id}", "JAX", description, step, *BAD)
-
-
-def _row(id: str, description: str, step: Any) -> Any:
-    return wrong("mutable arrays: rows", f"mutable-{id}", "JAX", description, step, *BAD)
-
-
-def _token(id: str, description: str, step: Any) -> Any:
-    return wrong("mutable arrays: packed tokens", f"mutable-{id}", "JAX", description, step, *BAD)
+_lane, _row, _token = (
+    mutants_of(f"mutable arrays: {name}", *BAD, prefix="mutable-")
+    for name in ("a loop over lanes", "rows", "packed tokens")
+)
 
 
 def _sum(x, y):

@@ -3,6 +3,7 @@
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from typing import Any
 
 from zoo.catalogue import PROGRAMS
@@ -73,10 +74,13 @@ def wrong(
     return Mutant(id, source, description, base, Tier.PROOF, program, frozenset(kinds), evidence)
 
 
-def kernels_of(base: str) -> Callable[..., Mutant]:
-    """Return `wrong` for kernels of a base program; ids begin with "kernel-"."""
+def mutants_of(base: str, *always: Kind, prefix: str = "", source: str = "JAX") -> Callable[..., Mutant]:
+    """Return `wrong` for one base program and source; ids begin with `prefix`, kinds with `always`."""
 
-    def kernel(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **changes: Any) -> Mutant:
-        return wrong(base, f"kernel-{id}", "JAX", description, step, *kinds, **changes)
+    def mutant(id: str, description: str, step: Callable[..., Any], *kinds: Kind, **changes: Any) -> Mutant:
+        return wrong(base, f"{prefix}{id}", source, description, step, *always, *kinds, **changes)
 
-    return kernel
+    return mutant
+
+
+kernels_of = partial(mutants_of, prefix="kernel-")

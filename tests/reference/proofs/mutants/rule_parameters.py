@@ -3,7 +3,7 @@
 from typing import Any
 
 from jax import Array, lax
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, mutants_of, wrong
 from zoo import rows
 from zoo.program import LANES
 
@@ -28,10 +28,7 @@ def _transposed(x: Array) -> Array:
     return x.at[:, :LANES].set(lax.reshape(x[:, :LANES], (LANES, LANES), dimensions=(1, 0)))
 
 
-def _wrong(id: str, description: str, step: Any) -> Any:
-    return wrong(PLAIN, id, "JAX", description, step, Kind.CROSS_LANE)
-
-
+_wrong = mutants_of(PLAIN, Kind.CROSS_LANE)
 MUTANTS = (
     wrong(
         PLAIN,

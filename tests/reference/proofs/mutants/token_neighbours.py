@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of, wrong
 from zoo.program import HIDDEN, LANES
 from zoo.tokens.token_neighbours import (
     TOKENS,
@@ -36,10 +36,7 @@ def _window(id: str, description: str, mask: Any, shifted: Any) -> Any:
     return wrong(base, f"token-window-{id}", "vLLM", description, window(mask, shifted), *BAD)
 
 
-def _recurrence(id: str, description: str, step: Any) -> Any:
-    return wrong("token recurrence: at starts", f"token-recurrence-{id}", "vLLM", description, step, *BAD)
-
-
+_recurrence = mutants_of("token recurrence: at starts", *BAD, prefix="token-recurrence-", source="vLLM")
 _multiplied = lambda x, cu: x + (index() > start(cu))[:, None].astype(x.dtype) * padded(1)(x)
 _first_of_next = lambda x, cu, rows: (x, x[jnp.clip(cu[1:], 0, TOKENS - 1)] + rows)
 

@@ -35,34 +35,41 @@ def route(w: Any, x: Array) -> tuple[Array, Array]:
     return chosen / chosen.sum(axis=-1, keepdims=True), expert
 
 
-def dense_step(w, pool, slots, x):
+def mixture(mix: Callable[[Any, Array, Array, Array], Array]) -> Any:
+    """Return a step: `mix` of weights, rows, and the weights and ids of each row's experts."""
+
+    def step(w, pool, slots, x):
+        x, pool = recur(pool, slots, x)
+        return mix(w, x, *route(w, x)), pool
+
+    return step
+
+
+@mixture
+def dense_step(w, x, chosen, expert):
     """Every expert for every row; those that were not chosen have weight zero."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     share = jnp.zeros((x.shape[0], EXPERTS)).at[jnp.arange(x.shape[0])[:, None], expert].add(chosen)
     hidden = jax.nn.silu(jnp.einsum("nd,edf->nef", x, w["up"]))
-    return x + jnp.einsum("nef,efd,ne->nd", hidden, w["down"], share), pool
+    return x + jnp.einsum("nef,efd,ne->nd", hidden, w["down"], share)
 
 
-def one_hot_step(w, pool, slots, x):
+@mixture
+def one_hot_step(w, x, chosen, expert):
     """The same by one-hot vectors, in a scan over experts."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     share = (jax.nn.one_hot(expert, EXPERTS) * chosen[..., None]).sum(1)
 
     def add(total, inputs):
         up, down, share = inputs
         return total + share[:, None] * (jax.nn.silu(x @ up) @ down), None
 
-    return lax.scan(add, x, (w["up"], w["down"], share.T))[0], pool
+    return lax.scan(add, x, (w["up"], w["down"], share.T))[0]
 
 
-def gathered_step(w, pool, slots, x):
+@mixture
+def gathered_step(w, x, chosen, expert):
     """The matrices of the chosen experts of each row are gathered."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     hidden = jax.nn.silu(jnp.einsum("nd,nkdf->nkf", x, w["up"][expert]))
-    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], chosen), pool
+    return x + jnp.einsum("nkf,nkfd,nk->nd", hidden, w["down"][expert], chosen)
 
 
 def vmapped_step(w, pool, slots, x):
@@ -86,50 +93,45 @@ def grouped(w: Any, rows: Array, sizes: Array) -> Array:
 def ordered(change: Callable[[jax.Array, jax.Array], jax.Array] = lambda rows, order: rows) -> Any:
     """Rows sorted by expert, changed, a grouped product, and back by the argsort of the argsort."""
 
-    def step(w, pool, slots, x):
-        x, pool = recur(pool, slots, x)
-        chosen, expert = route(w, x)
+    def mix(w, x, chosen, expert):
         flat = expert.reshape(-1)
         order = jnp.argsort(flat)
         y = grouped(w, change(x[order // TOP], order), jnp.bincount(flat, length=EXPERTS).astype(jnp.int32))
         y = y[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
-        return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+        return x + jnp.einsum("nkd,nk->nd", y, chosen)
 
-    return step
+    return mixture(mix)
 
 
-def scattered_step(w, pool, slots, x):
+@mixture
+def scattered_step(w, x, chosen, expert):
     """Repeated rows are taken by the sorting permutation, and back by scattering to it."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     flat = expert.ravel()
     rank, order = lax.sort_key_val(flat, jnp.arange(flat.size, dtype=jnp.int32))
     sizes = jnp.zeros((EXPERTS,), jnp.int32).at[rank].add(1)
     y = grouped(w, jnp.repeat(x, TOP, axis=0)[order], sizes)
     y = jnp.zeros_like(y).at[order].set(y).reshape(-1, TOP, HIDDEN)
-    return x + (y * chosen[..., None]).sum(1), pool
+    return x + (y * chosen[..., None]).sum(1)
 
 
-def inverse_scatter_step(w, pool, slots, x):
+@mixture
+def inverse_scatter_step(w, x, chosen, expert):
     """The inverse permutation is written by a scatter of `arange`, and used by a gather."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     flat = expert.reshape(-1)
     order = jnp.argsort(flat, stable=True)
     lane = jnp.repeat(jnp.arange(x.shape[0]), TOP)
     sizes = jnp.sum(flat[:, None] == jnp.arange(EXPERTS)[None], axis=0, dtype=jnp.int32)
     y = grouped(w, x[lane[order]], sizes)
     inverse = jnp.zeros_like(order).at[order].set(jnp.arange(order.size, dtype=order.dtype))
-    return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen), pool
+    return x + jnp.einsum("nkd,nk->nd", y[inverse].reshape(-1, TOP, HIDDEN), chosen)
 
 
-def summed_step(w, pool, slots, x):
+@mixture
+def summed_step(w, x, chosen, expert):
     """Sorted rows are weighted first and then added up, each at its lane."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     order = jnp.argsort(expert.reshape(-1))
     y = grouped(w, x[order // TOP], jnp.bincount(expert.reshape(-1), length=EXPERTS).astype(jnp.int32))
-    return x.at[order // TOP].add(y * chosen.reshape(-1)[order][:, None]), pool
+    return x.at[order // TOP].add(y * chosen.reshape(-1)[order][:, None])
 
 
 PROGRAMS = (

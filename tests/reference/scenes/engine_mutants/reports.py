@@ -1,10 +1,10 @@
-"""Forty public reports of corrupted state in other engines, and the counterparts here.
+"""Public reports of corrupted state in other engines, sixty mechanisms, and the counterparts here.
 
-The mechanisms of these forty cover all other known reports; scripts/write_mutants.py writes them into
-the page of the engine's mutants.
+The mechanisms of the forty in `REPORTS` cover all other known reports; `MECHANISMS` are numbered in a list of 94.
+scripts/write_mutants.py writes them into the page of the engine's mutants.
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 VERIFIED = "tests/hybridlm/steps/test_verify_step.py"
 ISOLATION = "tests/hybridlm/isolation/test_isolation.py"
@@ -119,3 +119,150 @@ REPORTS = (
            ("lanes-of-now", "counts-of-the-lane-beside", "count-of-the-lane-beside", "counts-close-ranks"),
            ("permuted-twice", "another-lanes-count")),
 )  # fmt: skip
+
+
+CACHE = "tests/hybridlm/prefix_cache/test_prefix_cache.py"
+REFUSED = f"{CACHE}::test_states_of_another_position_tokens_or_model_are_refused"
+SAME_GRID = f"{CACHE}::test_the_same_grid_gives_the_same_bits"
+TOGETHER = f"{CACHE}::test_prompts_of_one_call_that_begin_alike_share_it"
+FORTY = {report.id: report for report in REPORTS}
+
+PREFIXES = (
+    FORTY["SGLang#31833"],
+    FORTY["vLLM#43559"],
+    Report("SGLang#31369", "a label from a counter that leads the state", ("labelled-one-ahead",)),
+    FORTY["vLLM#56196"],
+    FORTY["vLLM#43090"],
+    Report("vLLM#53142", "a state found by blocks of another size", ("another-size-of-spans",), tests=(REFUSED,)),
+    Report("SGLang#34820", "a state kept in a narrower dtype", tests=(SAME_GRID,)),
+    Report("vLLM#53505", "what comes from elsewhere is another state", ("back-from-the-host",)),
+    Report("SGLang#29973", "three grids that do not meet", ("hit-rounded-to-chunks", "cut-edge-from-its-beginning"), (),
+           (EVERY_BOUNDARY,)),
+    Report("vLLM#57267", "requests that share a prefix in one step", tests=(TOGETHER, SCHEDULES)),
+    FORTY["Atlas#141"],
+    FORTY["SGLang#39342"],
+    Report("SGLang#288", "the layout does not move with the state", ("layout-left-behind",), tests=(REFUSED,)),
+    Report("SGLang#24954", "kept before the step has run", ("kept-before-the-step",)),
+    Report("vLLM#45477", "found under a hash of something else", ("found-by-length",), tests=(REFUSED,)),
+)  # fmt: skip
+
+
+MIXED_BATCHES = (
+    FORTY["vLLM#39273"],
+    FORTY["vLLM#40738"],
+    FORTY["vLLM#51812"],
+    Report("vLLM#40766", "prompts are taken to come before sequences that decode",
+           ("prompts-first", "lanes-close-ranks"), (), (ORDER,)),
+    Report("vLLM#55894", "drafts behind a long chunk are cut like a prompt",
+           ("drafts-taken-for-a-prompt", "drafts-are-certain"), (), (SINGLY,)),
+    FORTY["vLLM#47123"],
+    Report("vLLM#34871", "a last chunk of one token beside drafts is taken for a sequence that decodes",
+           ("one-token-forgotten", "last-token-left-out"), (), (SINGLY,)),
+)  # fmt: skip
+"""Steps that mix lanes of several kinds."""
+
+ROLLBACK = (
+    Report("SGLang#26351", "of what is accepted nothing is written", ("never-replayed", "decodes-in-another-row"), (),
+           (SINGLY,)),
+    FORTY["vLLM#51508"],
+    FORTY["xLLM#2247"],
+    FORTY["llama.cpp#28019"],
+    FORTY["llama.cpp#29117"],
+    FORTY["vLLM#55178"],
+    Report("turboquant#352", "the state trails the tokens, or is that of all drafts",
+           ("one-token-behind", "every-draft-kept", "moved-by-one", "moved-by-all-drafts"), (), (SINGLY,)),
+    Report("vllm-ascend#11262", "what is handed over is the row of a draft",
+           cannot="drafts have no rows: a sequence has one, and it holds accepted tokens only"),
+    Report("SGLang hybrid_linear_attn_backend", "two counters move on in the same step", ("moved-twice",), (),
+           (MIXED,)),
+    FORTY["vLLM#53919"],
+    Report("vLLM#40880", "a program keeps the lengths that it was first run with", ("drafts-of-the-step-before",), (),
+           (f"{VERIFIED}::test_rejected_drafts_do_not_matter",)),
+    FORTY["tpu-inference#2431"],
+)  # fmt: skip
+"""Rejected drafts, and counts of accepted tokens."""
+
+
+KNOWN = {report.id: report for report in (*PREFIXES, *MIXED_BATCHES, *ROLLBACK, *REPORTS)}
+SHARES = "tests/models/sharding/test_sharding.py"
+
+
+def _with(id: str, *compiler: str) -> Report:
+    """A report of the other tables, with more mutants of steps and hosts."""
+    return replace(KNOWN[id], compiler=tuple(dict.fromkeys((*KNOWN[id].compiler, *compiler))))
+
+
+MECHANISMS: dict[int, Report] = {
+    1: KNOWN["Atlas#6"],
+    2: KNOWN["Atlas#214"],
+    3: KNOWN["ik#1932"],
+    4: KNOWN["ik#2260"],
+    5: KNOWN["flashinfer#3145"],
+    8: KNOWN["tpu-inference#3453"],
+    11: KNOWN["vLLM#32118"],
+    12: KNOWN["tpu-inference#2431"],
+    13: KNOWN["vLLM#35219"],
+    14: KNOWN["vllm-metal#488"],
+    15: Report("SGLang#22493", "retracted with keys and values alone: the row goes to somebody else",
+               ("state-without-the-keys",), ("retracted",)),
+    16: KNOWN["kekzl/imp#500"],
+    17: KNOWN["mistral.rs#2357"],
+    20: KNOWN["Atlas#141"],
+    23: KNOWN["tpu-inference#2752"],
+    24: KNOWN["SGLang#36885"],
+    25: KNOWN["flashinfer#5042"],
+    26: KNOWN["vLLM#39064"],
+    27: KNOWN["vllm-gaudi#1431"],
+    28: KNOWN["TRT-LLM#13151"],
+    29: KNOWN["vLLM#37728"],
+    30: KNOWN["SGLang#17404"],
+    32: KNOWN["flashinfer#3230"],
+    36: KNOWN["vLLM#39273"],
+    37: KNOWN["vLLM#40738"],
+    38: KNOWN["vLLM#51812"],
+    39: _with("vLLM#40766", "not-put-back"),
+    40: _with("vLLM#55894", "shortest-lane"),
+    41: KNOWN["vLLM#47123"],
+    42: KNOWN["SGLang#39342"],
+    44: _with("SGLang#26351", "state-not-written"),
+    45: KNOWN["vLLM#51508"],
+    46: KNOWN["xLLM#2247"],
+    47: KNOWN["llama.cpp#28019"],
+    48: KNOWN["llama.cpp#29117"],
+    49: KNOWN["vLLM#55178"],
+    53: KNOWN["SGLang#31833"],
+    54: KNOWN["vLLM#43559"],
+    55: _with("SGLang#31369", "snapshot-label"),
+    56: KNOWN["vLLM#56196"],
+    57: KNOWN["vLLM#43090"],
+    58: _with("vLLM#53142", "block-of-position"),
+    63: KNOWN["vLLM#23279"],
+    64: Report("sparkinfer#604", "the state is taken at the padded end of a chunk, not behind the last token",
+               ("state-at-the-padded-end",), ("tail-at-the-padded-end",)),
+    65: Report("transformers#46032", "a prompt that is read in two calls begins twice", ("every-chunk-begins",)),
+    66: KNOWN["mlx-lm#1736"],
+    67: Report("Automodel#2147", "packed sequences run as one", compiler=("packed-convolution",)),
+    69: _with("SGLang#288", "layout-not-moved", "layout-bit"),
+    70: KNOWN["sparkinfer#615"],
+    71: Report("SGLang#22060", "three parts that are each split over devices are cut as one",
+               compiler=("rows-leave-as-heads",), tests=(f"{SHARES}::test_shards_of_other_units_are_found",)),
+    74: Report(
+        "ik#1649", "a kernel reads what another of its threads overwrites",
+        cannot="no kernel of this project's own has threads that share memory: steps are XLA's operations, whose order "
+        "XLA keeps, and what a declared foreign kernel does inside is assumed and listed in the certificate",
+    ),
+    76: KNOWN["vLLM#53919"],
+    77: Report("SGLang#24221", "a state is stored before the step has run that it is of",
+               ("tokens-of-the-step-after", "kept-before-the-step"), ("snapshot-too-early", "read-after-write")),
+    78: Report("Atlas#101", "every lane samples from the last lane's logits, or from each other's",
+               ("last-lane-for-all",), ("last-lane-for-all", "two-rows-swapped")),
+    79: Report("tenstorrent#51", "the host's map of rows moves on, the device's does not", ("lanes-exchanged",),
+               ("rows-swapped",)),
+    80: Report("sglang-jax copy_slots", "rows of one donated pool are gathered and scattered in another order",
+               compiler=("copies-in-sequence", "copied-by-the-partitioner")),
+    83: Report("vLLM#34874", "one group's metadata serves another group", compiler=("one-map-for-two",)),
+    86: Report("Atlas#101", "devices call their collectives in different orders", compiler=("order-by-device",)),
+    87: Report("Atlas#969", "devices replay different numbers of tokens", compiler=("replay-by-device",)),
+    91: Report("SGLang#27869", "numbers depend on who else is in the batch", compiler=("load-balanced-routing",)),
+}  # fmt: skip
+"""Number -> what stands against it."""

@@ -4,12 +4,9 @@ from collections import Counter
 from collections.abc import Iterable
 
 from engine_mutants.catalogue import COMMITTED, HOSTS, KEPT, LAYERS, MUTANTS, PAGED, STEPS
-from engine_mutants.mechanisms import MECHANISMS
 from engine_mutants.mutant import EngineMutant, Finder
-from engine_mutants.prefix_reports import PREFIXES
 from engine_mutants.replay import StepMutant
-from engine_mutants.reports import REPORTS, Report
-from engine_mutants.rollback_reports import MIXED_BATCHES, ROLLBACK
+from engine_mutants.reports import MECHANISMS, MIXED_BATCHES, PREFIXES, REPORTS, ROLLBACK, Report
 
 
 def table() -> str:

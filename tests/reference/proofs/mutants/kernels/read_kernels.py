@@ -127,12 +127,8 @@ def _slots(id: str, description: str, *kinds: Kind, evidence: Evidence = Evidenc
     return wrong(SLOTS, f"kernel-{id}", "JAX", description, zoo.by_slot(**changes), *kinds, evidence=evidence)
 
 
-def _in_place(id: str, description: str, step: Any, *kinds: Kind, evidence: Evidence = Evidence.LEAK) -> Any:
-    return wrong(PLACE, f"kernel-{id}", "JAX", description, step, *kinds, evidence=evidence)
-
-
 CROSS, ROW, OPEN, BOUNDS = Kind.CROSS_LANE, Kind.WRONG_ROW, Kind.UNINITIALIZED, Kind.BOUNDS
-chunk, attention, tile, taps = map(kernels_of, (CHUNKS, ATTEND, TILES, WINDOW))
+_in_place, chunk, attention, tile, taps = map(kernels_of, (PLACE, CHUNKS, ATTEND, TILES, WINDOW))
 MUTANTS = (
     _slots("slot-plus-one", "the row behind a lane's slot", BOUNDS, ROW, read=lambda i, h, s: (s[i] + 1, h, 0, 0)),
     _slots("slot-of-next", "the slot of the lane before", ROW, CROSS,

@@ -1,5 +1,6 @@
 """Row numbers that are not the lane's: neighbours, clamps, wraps, narrow integers."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
@@ -111,50 +112,47 @@ def larger(size: int) -> LaneContract:
     return LaneContract((Pool("seq"), SlotMap("seq", size), Lane(), Shared()), rows.STEP.outputs)
 
 
-def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **options: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **options)
-
-
+_plain = partial(wrong, PLAIN)
 MUTANTS = (
-    _plain("narrow-offsets", "flashinfer#3230", "row * stride overflows its integer", narrow_offsets, BAD),
-    _plain("narrow-rows", "JAX", "row numbers computed in uint8 wrap", narrow_rows, BAD),
-    _plain("tile-past-the-end", "tpu-inference#3453", "a tile of 8 reads 4 rows of metadata", tile_past_the_end, BAD,
+    _plain("narrow-offsets", "flashinfer#3230", "row * stride overflows its integer", narrow_offsets, *BAD),
+    _plain("narrow-rows", "JAX", "row numbers computed in uint8 wrap", narrow_rows, *BAD),
+    _plain("tile-past-the-end", "tpu-inference#3453", "a tile of 8 reads 4 rows of metadata", tile_past_the_end, *BAD,
            evidence=Evidence.FAULT),
     _plain("batch-buffer-by-row", "flashinfer#3145", "a buffer of the batch is indexed by pool row",
-           batch_buffer_by_row, BAD),
+           batch_buffer_by_row, *BAD),
     _plain("batch-did-not-grow", "mlx-lm#1169", "a lane joins and the batch dimension does not grow",
-           batch_did_not_grow, BAD),
-    _plain("window-of-two", "JAX", "dynamic_slice takes two rows, the neighbour's too", window_of_two, BAD),
-    _plain("read-past-the-row", "JAX", "dynamic_slice at row + 1", read_past_the_row, BAD),
-    _plain("written-past-the-row", "JAX", "dynamic_update_slice at row + 1", written_past_the_row, BAD),
+           batch_did_not_grow, *BAD),
+    _plain("window-of-two", "JAX", "dynamic_slice takes two rows, the neighbour's too", window_of_two, *BAD),
+    _plain("read-past-the-row", "JAX", "dynamic_slice at row + 1", read_past_the_row, *BAD),
+    _plain("written-past-the-row", "JAX", "dynamic_update_slice at row + 1", written_past_the_row, *BAD),
     wrong("attention", "block-of-position", "vLLM#53142", "row + position // block leaves the row", block_of_position,
           *BAD),
     wrong("speculative groups", "none-accepted", "vllm#51508", "no token accepted: index -1 is the neighbour's state",
           none_accepted, *BAD),
     _plain("next-row", "JAX", "reads and writes slot + 1",
-           lambda pool, slots, x, w: elsewhere(slots + 1, slots + 1, pool, x, w, "clip"), BAD),
+           lambda pool, slots, x, w: elsewhere(slots + 1, slots + 1, pool, x, w, "clip"), *BAD),
     _plain("reads-next-row", "JAX", "reads the neighbour's row, writes its own",
-           lambda pool, slots, x, w: elsewhere((slots + 1) % SLOTS, slots, pool, x, w), BAD),
+           lambda pool, slots, x, w: elsewhere((slots + 1) % SLOTS, slots, pool, x, w), *BAD),
     _plain("row-before", "JAX", "jnp.take at slot - 1 wraps",
            lambda pool, slots, x, w: (jnp.take(pool, slots - 1, axis=0).sum(1), rows.plain_step(pool, slots, x, w)[1]),
-           BAD),
+           *BAD),
     _plain("null-row-read", "JAX", "reads the null row",
-           lambda pool, slots, x, w: elsewhere(jnp.zeros_like(slots), slots, pool, x, w), BAD | {Kind.CONSTANT}),
+           lambda pool, slots, x, w: elsewhere(jnp.zeros_like(slots), slots, pool, x, w), *BAD, Kind.CONSTANT),
     _plain("lane-numbers-as-rows", "JAX", "arange in the place of the slot map",
            lambda pool, slots, x, w: elsewhere(jnp.arange(LANES), jnp.arange(LANES), pool, x, w),
-           BAD | {Kind.CONSTANT}),
+           *BAD, Kind.CONSTANT),
     _plain("sorted-rows", "JAX", "the slot map is sorted first",
-           lambda pool, slots, x, w: elsewhere(jnp.sort(slots), slots, pool, x, w), BAD),
+           lambda pool, slots, x, w: elsewhere(jnp.sort(slots), slots, pool, x, w), *BAD),
     _plain("rows-of-the-neighbour", "JAX", "the slot map is rolled by one lane",
-           lambda pool, slots, x, w: elsewhere(jnp.roll(slots, 1), jnp.roll(slots, 1), pool, x, w), BAD),
+           lambda pool, slots, x, w: elsewhere(jnp.roll(slots, 1), jnp.roll(slots, 1), pool, x, w), *BAD),
     _plain("undeclared-rows", "JAX", "rows come from an array that is no slot map",
-           lambda pool, slots, x, w, index: elsewhere(index, slots, pool, x, w), BAD, contract=AT, draw=draw_at),
+           lambda pool, slots, x, w, index: elsewhere(index, slots, pool, x, w), *BAD, contract=AT, draw=draw_at),
     _plain("undeclared-rows-clipped", "JAX", "the same, written with mode clip",
-           lambda pool, slots, x, w, index: elsewhere(slots, index, pool, x, w, "clip"), BAD, contract=AT,
+           lambda pool, slots, x, w, index: elsewhere(slots, index, pool, x, w, "clip"), *BAD, contract=AT,
            draw=draw_at),
     _plain("row-from-request", "kekzl/imp#500", "the row is the request's number modulo the capacity, in the step",
            lambda pool, slots, x, w, index: elsewhere(1 + index % (SLOTS - 1), 1 + index % (SLOTS - 1), pool, x, w),
-           BAD, contract=AT, draw=draw_ids),
+           *BAD, contract=AT, draw=draw_ids),
     _plain("more-rows-than-the-pool", "tpu-inference#3565", "the slot map has more rows than the pool", rows.plain_step,
-           BAD, contract=larger(2 * SLOTS), evidence=Evidence.FAULT),
+           *BAD, contract=larger(2 * SLOTS), evidence=Evidence.FAULT),
 )  # fmt: skip

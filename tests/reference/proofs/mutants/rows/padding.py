@@ -1,10 +1,11 @@
 """Faults in the reads and writes of padding lanes and of lanes without a sequence."""
 
+from functools import partial
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
-from mutants.mutant import Kind, Mutant, wrong
+from mutants.mutant import wrong
 from mutants.rows.indices import BAD, PLAIN, elsewhere
 from zoo import rows
 from zoo.program import LANES, SLOTS
@@ -59,23 +60,21 @@ def dummy_writes(pool, slots, x, w, table):
     return elsewhere(slots, jnp.where(slots == 0, table, slots), pool, x, w)
 
 
-def _plain(id: str, source: str, description: str, step: Any, kinds: set[Kind], **options: Any) -> Mutant:
-    return wrong(PLAIN, id, source, description, step, *kinds, **options)
-
-
+_plain = partial(wrong, PLAIN)
 MUTANTS = (
-    _plain("clamped-padding", "tpu-inference#2752", "padding index N is clamped to the last row", clamped_padding, BAD),
+    _plain("clamped-padding", "tpu-inference#2752", "padding index N is clamped to the last row", clamped_padding,
+           *BAD),
     _plain("sentinel-last-row", "tokenspeed#700, SGLang#36885", "-1 becomes the last row, which is handed out",
-           last_row_as_sentinel, BAD),
+           last_row_as_sentinel, *BAD),
     _plain("wrapped-padding", "flashinfer#5042", "-1 wraps to the last row although mode is drop", wrapped_padding,
-           BAD),
+           *BAD),
     _plain("padding-holds-a-live-row", "tpu-inference#2469", "padding lanes hold the largest live row",
-           live_row_as_padding, BAD),
+           live_row_as_padding, *BAD),
     _plain("padding-holds-lane-0", "tpu-inference#2469, TRT-LLM#13151", "padding lanes write the row of lane 0",
-           first_lane_as_padding, BAD),
-    _plain("remainder", "vllm-gaudi#1431", "rows modulo the size of a compact pool", remainder, BAD),
-    _plain("stale-tail", "TRT-LLM#13151", "the scatter runs over the stale tail of an index buffer", stale_tail, BAD,
+           first_lane_as_padding, *BAD),
+    _plain("remainder", "vllm-gaudi#1431", "rows modulo the size of a compact pool", remainder, *BAD),
+    _plain("stale-tail", "TRT-LLM#13151", "the scatter runs over the stale tail of an index buffer", stale_tail, *BAD,
            contract=TABLE, draw=draw_table),
-    _plain("dummy-writes", "vLLM#37728", "a dummy run writes through rows left in a table", dummy_writes, BAD,
+    _plain("dummy-writes", "vLLM#37728", "a dummy run writes through rows left in a table", dummy_writes, *BAD,
            contract=TABLE, draw=draw_table),
 )  # fmt: skip

@@ -6,8 +6,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
-from mutants.mutant import Kind, wrong
-from zoo.experts import EXPERTS, TOP, grouped, ordered, recur, route
+from mutants.mutant import Kind, mutants_of
+from zoo.experts import EXPERTS, TOP, grouped, mixture, ordered
 from zoo.program import HIDDEN, LANES
 
 SORTED = "sorted experts, argsort of argsort"
@@ -77,22 +77,18 @@ def _clamped_order(rows: Array, order: Array) -> Array:
     return target[jnp.arange(PLACES - TOP, dtype=jnp.int32).at[order].get(mode="clip")]
 
 
-def _count_of_wrapped_keys(w, pool, slots, x):
+@mixture
+def _count_of_wrapped_keys(w, x, chosen, expert):
     """Rows sort by 8-bit squares and count by 32-bit squares."""
-    x, pool = recur(pool, slots, x)
-    chosen, expert = route(w, x)
     narrow = (expert.reshape(-1) + 13).astype(jnp.uint8)
     wide = narrow.astype(jnp.int32)
     order = jnp.argsort(lax.clamp(0, (narrow * narrow).astype(jnp.int32) - 168, EXPERTS - 1))
     sizes = jnp.bincount(lax.clamp(0, wide * wide - 168, EXPERTS - 1), length=EXPERTS).astype(jnp.int32)
     y = grouped(w, x[order // TOP], sizes)[jnp.argsort(order)].reshape(-1, TOP, HIDDEN)
-    return x + jnp.einsum("nkd,nk->nd", y, chosen), pool
+    return x + jnp.einsum("nkd,nk->nd", y, chosen)
 
 
-def _told(id: str, description: str, step: Any) -> Any:
-    return wrong(SORTED, id, "JAX", description, step, Kind.CROSS_LANE)
-
-
+_told = mutants_of(SORTED, Kind.CROSS_LANE)
 MUTANTS = (
     _told("place-by-running-sum", "rows are scaled by a running sum of ones",
           _scaled(lambda: jnp.ones(PLACES).cumsum())),

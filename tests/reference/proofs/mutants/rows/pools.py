@@ -1,11 +1,12 @@
 """Pools: rows outside the map, stale versions, coupled arrays that part, swapped dimensions."""
 
+from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, mutants_of, wrong
 from zoo import attention, gated_delta, rows
 from zoo.program import LANES, SLOTS, normal, slot_map, weight
 from zoo.rows import advance
@@ -122,24 +123,8 @@ def caches_swapped(w, pools, slots, positions, x):
     return y, {"k": pools["v"], "v": pools["k"]}
 
 
-def _plain(id: str, source: str, description: str, step: Any, *kinds: Kind, **options: Any) -> Any:
-    return wrong(PLAIN, id, source, description, step, *kinds, **options)
-
-
-def _square(id: str, description: str, step: Any) -> Any:
-    return wrong(
-        PLAIN,
-        id,
-        "sparkinfer#615",
-        description,
-        step,
-        Kind.DIMENSIONS,
-        evidence=FAULT,
-        contract=SQUARE,
-        draw=draw_square,
-    )
-
-
+_plain, _of_square = partial(wrong, PLAIN), mutants_of(PLAIN, Kind.DIMENSIONS, source="sparkinfer#615")
+_square = partial(_of_square, evidence=FAULT, contract=SQUARE, draw=draw_square)
 MUTANTS = (
     _square("written-transposed", "the state is written transposed", lambda *a: square(*a, write=transpose)),
     _square("read-and-written-transposed", "read as it is, written transposed in another step's layout",

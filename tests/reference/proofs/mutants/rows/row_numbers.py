@@ -5,7 +5,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 from jax import Array, lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of
 from zoo import rows
 from zoo.program import HIDDEN, KEY, LANES, SLOTS, VALUE, normal, slot_map, weight
 from zoo.rows import advance
@@ -78,10 +78,7 @@ def _windowed(padding: int, dilation: int) -> Any:
     return step
 
 
-def _plain(id: str, description: str, step: Any, **options: Any) -> Any:
-    return wrong(PLAIN, id, "JAX", description, step, *BAD, **options)
-
-
+_plain = mutants_of(PLAIN, *BAD)
 MUTANTS = (
     _plain("index-columns-spread", "columns of indices spread over lanes are taken along the wrong axis",
            index_columns),

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of
 from zoo.program import LANES
 from zoo.tokens.token_loops import begun_anew, rows_of_a_pool, rows_of_lanes, rows_under_a_condition, total_at_padding
 from zoo.tokens.token_neighbours import index, start, stop
@@ -13,10 +13,7 @@ BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME)
 
 
 def _of(base: str, prefix: str) -> Any:
-    def made(id: str, description: str, step: Any) -> Any:
-        return wrong(f"token loops: {base}", f"token-loop-{prefix}-{id}", "vLLM", description, step, *BAD)
-
-    return made
+    return mutants_of(f"token loops: {base}", *BAD, prefix=f"token-loop-{prefix}-", source="vLLM")
 
 
 _lanes, _pool, _state, _total, _guarded = map(

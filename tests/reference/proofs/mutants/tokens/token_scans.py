@@ -4,7 +4,7 @@ from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of, wrong
 from zoo.program import HIDDEN
 from zoo.tokens.token_neighbours import index, start
 from zoo.tokens.token_scans import ROWS, decays, ends, mapped, scaled, scanned, starts, sums, tiled
@@ -12,14 +12,8 @@ from zoo.tokens.token_scans import ROWS, decays, ends, mapped, scaled, scanned, 
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.CONTROL)
 
 
-def _scan(id: str, description: str, step: Any) -> Any:
-    return wrong("token scans: sums", f"token-scan-{id}", "flash-linear-attention", description, step, *BAD)
-
-
-def _tile(id: str, description: str, step: Any) -> Any:
-    return wrong("lane tiles: mapped in batches", f"lane-tile-{id}", "JAX", description, step, *BAD)
-
-
+_scan = mutants_of("token scans: sums", *BAD, prefix="token-scan-", source="flash-linear-attention")
+_tile = mutants_of("lane tiles: mapped in batches", *BAD, prefix="lane-tile-")
 _multiplied = lambda rest, right: (rest[0] | right[0], (1.0 - right[0].astype(jnp.float32)) * rest[1] + right[1])
 _first = lambda rest, right: (rest[0] | right[0], jnp.where(rest[0], right[1], rest[1] + right[1]))
 _every = lambda rest, right: (rest[0] & right[0], jnp.where(right[0], right[1], rest[1] + right[1]))

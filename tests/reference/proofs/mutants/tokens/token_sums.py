@@ -4,7 +4,7 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from mutants.mutant import Kind, wrong
+from mutants.mutant import Kind, mutants_of, wrong
 from zoo.program import HIDDEN, LANES
 from zoo.tokens.token_neighbours import ends_passed, index, start, starts_passed, stop
 from zoo.tokens.token_sums import (
@@ -27,8 +27,7 @@ from zoo.tokens.token_sums import (
 BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.STALE, Kind.FRAME)
 
 
-def _sum(id: str, description: str, step: Any) -> Any:
-    return wrong("token sums: masked, ids clipped", f"token-sum-{id}", "vLLM", description, step, *BAD)
+_sum = mutants_of("token sums: masked, ids clipped", *BAD, prefix="token-sum-", source="vLLM")
 
 
 def _mask(id: str, description: str, mask: Any, when: bool = True) -> Any:

@@ -3,7 +3,7 @@
 from typing import Any
 
 import jax.numpy as jnp
-from mutants.mutant import Evidence, Kind, wrong
+from mutants.mutant import Evidence, Kind, mutants_of
 from zoo.program import LANES
 from zoo.tokens.token_neighbours import index
 from zoo.tokens.token_tiles import (
@@ -32,11 +32,7 @@ BAD = (Kind.CROSS_LANE, Kind.UNKNOWN, Kind.WRONG_ROW, Kind.CONTROL, Kind.FRAME)
 
 
 def _of(base: str, prefix: str) -> Any:
-    def made(id: str, description: str, step: Any, evidence: Evidence = Evidence.LEAK) -> Any:
-        name = f"token-tile-{prefix}-{id}"
-        return wrong(f"token tiles: {base}", name, "vLLM", description, step, *BAD, evidence=evidence)
-
-    return made
+    return mutants_of(f"token tiles: {base}", *BAD, prefix=f"token-tile-{prefix}-", source="vLLM")
 
 
 _tiles, _last, _filled, _sliced = map(
@@ -110,9 +106,9 @@ MUTANTS = (
     _sliced("clamped", "slices that are clamped to the end", sliced(0)),
     _sliced("short", "too few rows behind the tokens", sliced(WIDTH - 2)),
     _written_back("one-more", "two lanes write one token, in any order",
-          and_back(lambda cu: places(cu) <= cu[1:, None]), Evidence.FAULT),
+          and_back(lambda cu: places(cu) <= cu[1:, None]), evidence=Evidence.FAULT),
     _written_back("inside", "several lanes write the last token, in any order",
-          and_back(padding=TOKENS - 1), Evidence.FAULT),
+          and_back(padding=TOKENS - 1), evidence=Evidence.FAULT),
     _written_back("rolled", "rows of other lanes", and_back(work=_rolled_rows)),
     _written_back("flat-rolled", "rows of other lanes, flat", and_back(flat=True, work=_rolled_rows)),
     _written_back("added", "added at every place", _added_back),

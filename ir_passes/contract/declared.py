@@ -53,7 +53,7 @@ def rowwise(
     Args:
         op: a result of `jax.jit`.
         inputs: for each array argument, `Lane(axis)` for an array of rows, else `Shared()`.
-        outputs: the same for the results.
+        outputs: the same for the results. A shared result of a call with lanes counts as a value of several lanes.
         static: values of the static arguments by name, for each declared combination.
 
     Raises:

@@ -172,10 +172,10 @@ class Opaque:
     """A declaration of a custom call, kernel or callback: entries of operands and results.
 
     Row i of a `Lane` result depends on row i of the `Lane` operands, on the rows of lane i in the pools, and on shared
-    operands; a `Pool` result differs from its predecessor in the rows of the lanes only. Rows and successors of pools
-    are as in a step. With an operand `Lane(role="length")`, a lane of length 0 keeps its rows. The declaration is
-    assumed, and listed in the certificate. The proof checks that every call has the declared operands, and that all
-    calls of one name run one program.
+    operands; a `Pool` result differs from its predecessor in the rows of the lanes only. A `Shared` result of a call
+    with lanes counts as a value of several lanes. Rows and successors of pools are as in a step. With an operand
+    `Lane(role="length")`, a lane of length 0 keeps its rows. The declaration is assumed, and listed in the certificate.
+    The proof checks that every call has the declared operands, and that all calls of one name run one program.
 
     Attributes:
         inputs: `Shared`, `Lane`, `Pool` or `SlotMap` for each operand, in order.

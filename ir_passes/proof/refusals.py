@@ -468,6 +468,10 @@ OTHER_BODY = RefusalText(
     "declare this function too, or give each function a name and a line of its own",
     ViolationKind.OPAQUE,
 )
+SHARED_RESULT = RefusalText(
+    "result {k} of {name} is declared shared, and an argument holds lanes",
+    "declare it as rows, or declassify(it, reason) if it is meant for all lanes",
+)
 OTHER_ROWS = RefusalText(
     "an argument of {name} is declared as {expected}, and holds different lanes along axis {axis}",
     "put lanes where the declaration expects rows",
@@ -533,7 +537,7 @@ OLD_VERSION = RefusalText(
 
 # declared calls
 TOKENS_AND_POOLS = RefusalText("packed tokens meet an opaque operation with pools", "hand it arrays of lanes")
-ORDER_MEETS_CALL = RefusalText("rows in an order that depends on all lanes meet an opaque operation", UNDO)
+ORDER_MEETS_CALL = RefusalText("rows in an order that depends on all lanes meet a declared operation", UNDO)
 OTHER_DECLARATION = RefusalText("{name}: {problem}", "correct its Opaque declaration or the call", ViolationKind.OPAQUE)
 CALL_WRITES_COPIES = RefusalText(
     "{name}: each device along {along} writes the rows of its own lanes to its own copy",

@@ -5,10 +5,10 @@ from ir_passes.contract.declared import RowWise, declaration_of, has_declared_bo
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof import refusals
-from ir_passes.proof.owners import LaneRows, Owner, axis_of, moved
+from ir_passes.proof.owners import Common, LaneRows, Mixed, Owner, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.site import Site, interpret
-from ir_passes.proof.uniformity import disordered, reveals_places
+from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Value
 
 _AROUND_THE_BODY = """
@@ -40,20 +40,23 @@ def linear_solve(site: Site, *operands: Value) -> list[Value]:
 
 
 def _row_wise(site: Site, declaration: RowWise, operands: tuple[Value, ...]) -> list[Value]:
-    problem = _misfit(site, declaration)
-    if problem is not None:
-        owner = site.mixed(*problem)
-        return [Value(owner) for _ in site.eqn.outvars]
+    if (problem := _misfit(site, declaration)) is not None:
+        return [Value(site.mixed(*problem)) for _ in site.eqn.outvars]
     rows = [
         _as_rows(site, value.owner, entry, declaration.name)
         for value, entry in zip(operands, declaration.inputs, strict=True)
     ]
     owner = site.join(*rows)
-    if disordered(owner):
-        sides = zip(operands, site.shapes, declaration.inputs, strict=True)
-        if any(isinstance(e, Lane) and reveals_places(value, shape, e.axis) for value, shape, e in sides):
-            owner = site.mixed(*refusals.SHARED_ROWS)
-    return [Value(moved(owner, entry.axis) if isinstance(entry, Lane) else owner) for entry in declaration.outputs]
+    if disordered(owner):  # a row's result may depend on its place
+        owner = site.mixed(*refusals.ORDER_MEETS_CALL)
+    return [declared_result(site, declaration.name, k, entry, owner) for k, entry in enumerate(declaration.outputs)]
+
+
+def declared_result(site: Site, name: str, k: int, entry: Lane | Shared, lanes: Owner) -> Value:
+    """Return result k of a declared call of operands with these lanes."""
+    if isinstance(entry, Lane) or isinstance(lanes, Common | Mixed):
+        return Value(moved(lanes, getattr(entry, "axis", 0)))
+    return Value(site.mixed(*refusals.SHARED_RESULT(name=name, k=k)))
 
 
 def _misfit(site: Site, declaration: RowWise) -> refusals.RefusalText | None:

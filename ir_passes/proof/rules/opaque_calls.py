@@ -20,6 +20,7 @@ from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record, row_fault
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
 from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call, unequal_rows
+from ir_passes.proof.rules.calls import declared_result
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
 from ir_passes.proof.values import Fact, PageEntry, SlotEntry, Value
@@ -60,8 +61,7 @@ def undeclared(program: ir.ClosedJaxpr, bound: BoundContract) -> ReadKernels:
     first: dict[str, str] = {}
 
     def is_declared(eqn: ir.JaxprEqn) -> bool:
-        is_opaque = eqn.primitive.name in primitives.OPAQUE
-        return declaration_of(eqn) is not None or (is_opaque and bool(opaque_of(eqn, bound.opaque)))
+        return declaration_of(eqn) is not None or opaque_of(eqn, bound.opaque) is not None
 
     def is_written(eqn: ir.JaxprEqn) -> bool | None:
         name = declared_name(eqn, bound.grids)
@@ -91,10 +91,8 @@ class _Declared:
                 return self._successor(self.operands[donors(self.entry)[k]], lanes, declared)
             case Packed(axis, None, layout):
                 return Value(LaneRows(axis, packed=layout))
-            case Lane(axis):
-                return Value(moved(lanes, axis))
-            case Shared():
-                return Value(COMMON)
+            case Lane() | Shared():
+                return declared_result(self.site, self.name, k, declared, lanes)
         raise TypeError(f"result {k} is declared {declared}")
 
     def _successor(self, pool: Value, lanes: Owner, declared: Pool) -> Value:

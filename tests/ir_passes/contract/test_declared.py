@@ -9,7 +9,7 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ir_passes import IsolationError, Lane, LaneContract, ViolationKind, rowwise
+from ir_passes import IsolationError, Lane, LaneContract, Shared, ViolationKind, declassify, rowwise
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
@@ -115,6 +115,47 @@ rowwise(rows_of_two, (Lane(), Lane()))
 
 def test_all_rows_are_as_many() -> None:
     assert "different numbers of rows in this call: 4, 8" in refused(lambda x: (rows_of_two(x, jnp.ones((2 * N, D))),))
+
+
+@jax.jit
+def placed(x):
+    return x + jnp.arange(x.shape[0], dtype=x.dtype)[:, None]
+
+
+rowwise(placed, (Lane(),))
+
+
+def test_rows_in_an_order_of_all_lanes_do_not_meet_a_function_that_may_read_their_places() -> None:
+    def step(x):
+        order = jnp.argsort(x[:, 0])
+        return (placed(x[order])[jnp.argsort(order)],)
+
+    with pytest.raises(IsolationError, match="an order that depends on all lanes meet a declared operation"):
+        proof(step)
+    assert proof(lambda x: (placed(x),))
+
+
+@jax.jit
+def with_mean(x):
+    return x * 2, x.mean(0)
+
+
+rowwise(with_mean, (Lane(),), (Lane(), Shared()))
+
+
+@pytest.mark.parametrize("step", [
+    lambda x: (x + with_mean(x)[1][:, None],), lambda x: (with_mean(x)[1],), lambda x: (x + with_mean(x)[1].sum(),),
+])  # fmt: skip
+def test_a_shared_result_of_rows_is_of_several_lanes(step: Any) -> None:
+    """It has as many elements as there are lanes."""
+    square = (jnp.ones((N, N)),)
+    with pytest.raises(IsolationError, match="result 1 of with_mean is declared shared, and an argument holds lanes"):
+        prove_isolation(step, square, ONE)
+    meant = lambda x: (x + declassify(with_mean(x)[1], "one mean for the batch")[None],)
+    assert prove_isolation(meant, square, ONE)
+    assert prove_isolation(lambda x: (with_mean(x)[0],), square, ONE)
+    weights = LaneContract((Lane(), Shared()), (Lane(),))
+    assert prove_isolation(lambda x, w: (x + with_mean(w)[1][None],), square * 2, weights)
 
 
 def test_is_known_in_loops_branches_and_meshes() -> None:

@@ -259,6 +259,20 @@ def test_shared_results_of_a_kernel_are_shared() -> None:
     assert prove_isolation(lambda t, i, x: (x + take(t, i).sum(),), args(), con)
 
 
+def with_sum(x: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    return x, x.sum(0)
+
+
+def test_shared_results_of_rows_are_of_several_lanes() -> None:
+    """They have as many elements as there are lanes."""
+    con = LaneContract((Lane(),), (Lane(),), opaque={"with_sum": Opaque((Lane(),), (Lane(), Shared()))})
+    row, square = jax.ShapeDtypeStruct((N,), np.float32), (np.ones((N, N), np.float32),)
+    call = lambda x: jax.pure_callback(with_sum, (jax.ShapeDtypeStruct(x.shape, x.dtype), row), x)
+    assert prove_isolation(lambda x: (call(x)[0],), square, con)
+    assert "result 1 of with_sum is declared shared" in faults(lambda x: (x + call(x)[1][:, None],), square, con)
+    assert "result 1 of with_sum is declared shared" in faults(lambda x: (call(x)[1],), square, con)
+
+
 @pytest.mark.parametrize("changed", [
     Opaque((POOL, SLOTS, Lane()), (SLOTS,)), Opaque((POOL, SLOTS, Lane()), (Unspecified(),)),
     Opaque((Lane(), SLOTS, Lane()), (POOL,)), Opaque((POOL, Lane(), Lane()), (POOL,)),

@@ -19,7 +19,7 @@ from hybridlm.drafting.drafters import AsLoaded, Speculate
 from hybridlm.engine.computed_prefix import compute_prefix
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.prefix import Prefix, load_snapshot
-from hybridlm.engine.probe_settings import ProbeSettings, folder_for
+from hybridlm.engine.probe_settings import ProbeSettings
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.forward import ForwardOutput, SequenceState, forward, head_logits, in_order
@@ -266,8 +266,7 @@ class LM(OneHolder):
             speculate: of all requests, as for `generate`.
             capture_to: new folder for arrays that requests read.
         """
-        inputs, folder = self.text_model.inputs, folder_for(capture_to)
-        return Session(self.engine, inputs, logits_processor, speculate, capture_to=folder)
+        return self.text_model.session(logits_processor, speculate, capture_to)
 
     def score(
         self, texts: str | Sequence[str | Sequence[int] | Mapping[str, Any]], *, top_logprobs: int = 0,

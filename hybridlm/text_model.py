@@ -25,7 +25,7 @@ from hybridlm.engine.config import STEP_OPTIONS
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
-from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm.engine.probe_settings import ProbeSettings, folder_for
 from hybridlm.engine.probing import TextProbing
 from hybridlm.files.finished import FinishedTexts
 from hybridlm.programs.start import Start
@@ -148,6 +148,16 @@ class TextModel:
     def first_token(self) -> int:
         """Return the token before a text: the model's first or end token."""
         return prefix_token(self.tokenizer, self.eos_token_ids)
+
+    def session(
+        self,
+        processor: LogitsProcessor | None = None,
+        speculate: Speculate | AsLoaded = "as loaded",
+        capture_to: Any = None,
+    ) -> Session:
+        """Open a session; arguments as for `LM.session`."""
+        inputs = self.inputs
+        return Session(self.engine, inputs, processor, speculate, capture_to=folder_for(capture_to))
 
     def run(
         self,

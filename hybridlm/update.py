@@ -5,7 +5,7 @@ from collections.abc import Callable, Collection, Iterator, Mapping
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, cast
+from typing import Any, cast
 
 import jax
 import jax.numpy as jnp
@@ -18,6 +18,8 @@ from hybridlm.checkpoint import (
     CheckpointError,
     Fingerprint,
     OpenModel,
+    ParameterPath,
+    Shards,
     dotted,
     fingerprint_of,
     load_parameters,
@@ -27,14 +29,38 @@ from hybridlm.checkpoint import (
 from hybridlm.checkpoint.generation_config import NAME, read_generation
 from hybridlm.checkpoint.given_tensors import NAMES, WHERE, content_fingerprint, given_checkpoint, imported
 from hybridlm.checkpoint.header_check import check
+from hybridlm.checkpoint.model import family_of_model
+from hybridlm.devices.placement import Placement
+from hybridlm.engine.arguments import shards_of_model
 from hybridlm.text.tokenizer import Tokenizer
 from models import DecoderConfig, Family, Weight, family_of
 from models.weights.sources import tensor
 
-if TYPE_CHECKING:
-    from hybridlm.weights import Weights
-
 NewWeights = nnx.State | Mapping[str, Any] | str | os.PathLike[str]
+
+
+@dataclass(frozen=True)
+class ModelWeights:
+    """Description of a loaded model's weights.
+
+    Attributes:
+        types: in memory, by name.
+        tokenizer, eos_token_ids: of the loaded files.
+    """
+
+    config: DecoderConfig
+    dtype: str
+    placement: Placement
+    types: Mapping[str, jax.ShapeDtypeStruct]
+    tokenizer: Tokenizer | None = None
+    eos_token_ids: tuple[int, ...] = ()
+
+    @property
+    def family(self) -> Family:
+        return family_of_model(self.config)
+
+    def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
+        return shards_of_model(family, self.config, self.placement)
 
 
 @dataclass(frozen=True)
@@ -59,7 +85,7 @@ class Update:
         yield from map(tuple, groups.values())
 
 
-def checked_update(source: NewWeights, model: "Weights", partial_update: bool) -> Update:
+def checked_update(source: NewWeights, model: ModelWeights, partial_update: bool) -> Update:
     """Check new weights without reading a parameter.
 
     Args:
@@ -100,7 +126,7 @@ def checked_update(source: NewWeights, model: "Weights", partial_update: bool) -
     return Update(names, partial(_content_fingerprint, model), partial(_read, checkpoint, family, model))
 
 
-def _content_fingerprint(model: "Weights", params: Mapping[str, Array]) -> Fingerprint:
+def _content_fingerprint(model: ModelWeights, params: Mapping[str, Array]) -> Fingerprint:
     return Fingerprint(content_fingerprint(params, repr(model.config)))
 
 
@@ -112,14 +138,14 @@ def _weights_of(family: Family, names: frozenset[str], config: DecoderConfig) ->
     ]
 
 
-def _read(checkpoint: Checkpoint, family: Family, model: "Weights", names: tuple[str, ...]) -> dict[str, Array]:
+def _read(checkpoint: Checkpoint, family: Family, model: ModelWeights, names: tuple[str, ...]) -> dict[str, Array]:
     only = [weight.path for weight in family.weights(model.config) if dotted(weight.path) in names]
     opened = OpenModel(checkpoint, family, model.config)
     arrays, _ = load_parameters(opened, model.dtype, None, model.shards(family), only=only)
     return {dotted(path): array for path, array in arrays.items()}
 
 
-def _checkpoint_update(path: Path, model: "Weights", partial_update: bool) -> Update:
+def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) -> Update:
     if partial_update:
         raise ValueError("partial: expected arrays by name, a checkpoint has all parameters")
     checkpoint, family = open_checkpoint(path), model.family
@@ -147,7 +173,7 @@ def _checkpoint_update(path: Path, model: "Weights", partial_update: bool) -> Up
     )
 
 
-def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: "Weights") -> list[str]:
+def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: ModelWeights) -> list[str]:
     """Return the differences from the loaded tokenizer, templates and end tokens."""
     old = model.eos_token_ids if (checkpoint.path / NAME).exists() else model.config.eos_token_ids
     new, _ = read_generation(checkpoint.path, config.eos_token_ids)
@@ -165,7 +191,7 @@ def _faults_of_texts(checkpoint: Checkpoint, config: DecoderConfig, model: "Weig
 
 
 def _parameter_update(
-    arrays: Mapping[str, np.ndarray | Array], in_place: Collection[str], model: "Weights", partial_update: bool
+    arrays: Mapping[str, np.ndarray | Array], in_place: Collection[str], model: ModelWeights, partial_update: bool
 ) -> Update:
     """Check arrays by the names of parameters.
 
@@ -217,7 +243,7 @@ def _weights_by_path(family: Family, names: frozenset[str], config: DecoderConfi
     ]
 
 
-def _is_in_place(array: Array, model: "Weights", name: str) -> bool:
+def _is_in_place(array: Array, model: ModelWeights, name: str) -> bool:
     kind = model.types.get(name)
     if kind is None or kind.sharding is None or array.ndim != len(kind.shape):
         return False
@@ -228,7 +254,7 @@ def _converted(array: Array, kind: jax.ShapeDtypeStruct) -> Array:
     return array if array.dtype == kind.dtype else array.astype(kind.dtype)
 
 
-def _overflowing(placed: Mapping[str, Array], model: "Weights") -> list[str]:
+def _overflowing(placed: Mapping[str, Array], model: ModelWeights) -> list[str]:
     """Return the names of arrays with finite values that overflow the parameter's dtype."""
     overflows = {
         name: _overflows(array, cast(Any, model.types[name].dtype))

@@ -1,7 +1,6 @@
 """The weights of a loaded model: replaced, merged with adapters, and saved."""
 
 import os
-from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -12,8 +11,6 @@ from hybridlm.checkpoint import (
     CheckpointError,
     Fingerprint,
     OpenModel,
-    ParameterPath,
-    Shards,
     bind,
     dotted,
     fingerprint_of,
@@ -22,16 +19,15 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     resolve,
 )
-from hybridlm.checkpoint.model import family_of_model
 from hybridlm.checkpoint.saved.pieces import saved_pieces, unpacked
 from hybridlm.checkpoint.saved.write import save_checkpoint
-from hybridlm.engine.arguments import assemble, shards_of_model
+from hybridlm.engine.arguments import assemble
 from hybridlm.engine.engine import Engine
 from hybridlm.files.atomic import new_path
 from hybridlm.text_model import LoadedFiles, TextModel
-from hybridlm.update import NewWeights, checked_update
+from hybridlm.update import ModelWeights, NewWeights, checked_update
 from hybridlm.version import __version__
-from models import Decoder, Family, family_of
+from models import Decoder, family_of
 from models.ops.linear import LinearWeight
 
 
@@ -41,48 +37,42 @@ class Weights:
     Attributes:
         decoder: flax nnx module, with the parameters in use.
         source_fingerprint: of the checkpoint with merged adapters.
-        types: of the parameters in memory, by name.
-        dtype: of matrices.
-        tokenizer, eos_token_ids: of the loaded files.
     """
 
     def __init__(self, texts: TextModel, decoder: Decoder, files: LoadedFiles):
         self.decoder, self.source_fingerprint = decoder, files.fingerprint
-        self._texts, self._adapters = texts, list(files.adapters)
-        self.tokenizer, self.eos_token_ids = files.tokenizer, files.eos_token_ids
-        self.config, self.dtype = texts.config, texts.options.dtype
-        self.types = {
+        self._texts, self._files, self._adapters = texts, files, list(files.adapters)
+        self._types = {
             name: jax.tree.map(lambda x: jax.ShapeDtypeStruct(x.shape, x.dtype, sharding=x.sharding), param)
             for name, param in texts.params.items()
         }
 
     @property
     def packed(self) -> list[str]:
-        return [name for name, kind in self.types.items() if isinstance(kind, LinearWeight)]
+        return [name for name, kind in self._types.items() if isinstance(kind, LinearWeight)]
 
     @property
     def _engine(self) -> Engine:
         return self._texts.engine
 
     @property
-    def family(self) -> Family:
-        return family_of_model(self.config)
-
-    def shards(self, family: Family) -> Mapping[ParameterPath, Shards]:
-        return shards_of_model(family, self.config, self._engine.placement)
+    def _description(self) -> ModelWeights:
+        engine, files = self._engine, self._files
+        texts = files.tokenizer, files.eos_token_ids
+        return ModelWeights(self._texts.config, engine.kind.dtype, engine.placement, self._types, *texts)
 
     def merge_adapter(self, adapter: str | os.PathLike[str]) -> None:
         self._require_replaceable("merge_adapter")
         if self._texts.fingerprint != self.source_fingerprint:
             raise ValueError("merge_adapter: the weights have been updated and belong to no checkpoint; merge it there")
-        config, dtype, family = self.config, self.dtype, self.family
-        source = open_checkpoint(self._texts.path)
+        weights, config = self._description, self._texts.config
+        source, dtype, family = open_checkpoint(self._texts.path), weights.dtype, weights.family
         if fingerprint_of(source, dtype, self._adapters) != self._texts.fingerprint:
             raise CheckpointError(self._texts.path, "has changed since it was loaded; load it again, with the adapter")
         adapters = [*self._adapters, open_adapter(resolve(adapter))]
         bound = [bind(each, family, family.weights(config), config.tied) for each in adapters]
         changed = [weight.path for weight in family.weights(config) if bound[-1].touches(weight)]
-        shards = self.shards(family)
+        shards = weights.shards(family)
         with self._engine.settings.for_arrays():
             model = OpenModel(source, family, config)
             arrays, _ = load_parameters(model, dtype, None, shards, bound, changed)
@@ -93,11 +83,11 @@ class Weights:
 
     def update(self, params: NewWeights, partial: bool) -> None:
         self._require_replaceable("update")
-        texts = self._texts
+        weights, texts = self._description, self._texts
         with self._engine.settings.for_arrays():
             if partial:
                 self._engine.require_parameters()
-            update = checked_update(params, self, partial)
+            update = checked_update(params, weights, partial)
             self._engine.release_parameters()
             arrays, typed = dict(texts.params), self._engine.row_arrays.model
             texts.params, self.decoder = {}, typed
@@ -105,10 +95,10 @@ class Weights:
                 for name in names:
                     arrays.pop(name, None)
                 arrays |= update.read(names)
-            self._use({name: arrays[name] for name in self.types}, typed, update.fingerprint(arrays))
+            self._use({name: arrays[name] for name in self._types}, typed, update.fingerprint(arrays))
 
     def save(self, directory: str | os.PathLike[str]) -> None:
-        texts, engine, dtype = self._texts, self._engine, self.dtype
+        texts, engine, dtype = self._texts, self._engine, self._engine.kind.dtype
         if not texts.has_vocabulary_head:
             raise ValueError("save: expected a vocabulary head, this checkpoint has none; copy its directory instead")
         if jax.process_count() > 1 and engine.placement.mesh is None:

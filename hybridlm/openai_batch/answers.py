@@ -1,14 +1,12 @@
 """Answers to the lines of a batch file, as rows of the output."""
 
 import hashlib
-from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, nullcontext
-from dataclasses import dataclass, replace
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 import numpy as np
 
-from hybridlm.engine.inputs import Inputs
 from hybridlm.errors import GrammarError, NumericalError
 from hybridlm.files.finished import FinishedTexts
 from hybridlm.files.json_lines import dump
@@ -16,7 +14,7 @@ from hybridlm.openai_batch.request import OpenAIRequest
 from hybridlm.openai_batch.response import response_body
 from hybridlm.requests.results import Completion, Score
 from hybridlm.score_files.rows import InputRow, OutputRow
-from hybridlm.session import Session
+from hybridlm.text_model import TextModel
 from ir_passes.files.strict_json import parse_json
 
 Answer = dict[str, Any] | NumericalError | GrammarError
@@ -25,25 +23,7 @@ Outcome = Completion | NumericalError | GrammarError
 """The end of one choice."""
 
 
-@dataclass(frozen=True)
-class BatchModel:
-    """A model as a batch needs it.
-
-    Attributes:
-        score: (token ids, number of most likely tokens) -> scores.
-        begin: called before each part, for independent parts.
-        keeping: context that stores the scores of a part.
-    """
-
-    inputs: Inputs
-    session: Callable[[], Session]
-    score: Callable[[Sequence[tuple[int, ...]], int], list[Score]]
-    name: str
-    begin: Callable[[], None] = lambda: None
-    keeping: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
-
-
-def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
+def answers(model: TextModel, requests: Sequence[OpenAIRequest], finished: FinishedTexts) -> list[Answer]:
     """Return a part's answers, in order; reuse bodies of an earlier run."""
     call, results, waiting = finished.begin_call(), dict[int, Answer](), dict[int, OpenAIRequest]()
     with model.keeping(finished):
@@ -60,7 +40,8 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
             results[i] = errors[0]
             return
         completions = [choice for choice in choices if isinstance(choice, Completion)]
-        body = response_body(requests[i], completions, scores[i], model.inputs.tokenizer, model.name, finished.begun)
+        tokenizer, name = model.inputs.tokenizer, model.path.name
+        body = response_body(requests[i], completions, scores[i], tokenizer, name, finished.begun)
         finished.add(call, i, {"body": np.frombuffer(dump(body).encode(), np.uint8)})
         results[i] = body
 
@@ -77,19 +58,19 @@ def answers(model: BatchModel, requests: Sequence[OpenAIRequest], finished: Fini
     return [results[i] for i in range(len(requests))]
 
 
-def _score(model: BatchModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
+def _score(model: TextModel, requests: Sequence[OpenAIRequest]) -> list[list[Score]]:
     """Return scores of each request's prompts; empty without echoed log-probabilities."""
     scores: list[list[Score]] = [[] for _ in requests]
     for top in sorted({request.top for request in requests if request.scored and request.top is not None}):
         places = [i for i, request in enumerate(requests) if request.scored and request.top == top]
-        results = iter(model.score([prompt.token_ids for i in places for prompt in requests[i].prompts], top))
+        results = iter(model.scores([prompt.token_ids for i in places for prompt in requests[i].prompts], top))
         for i in places:
             scores[i] = [next(results) for _ in requests[i].prompts]
     return scores
 
 
 def _complete(
-    model: BatchModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
+    model: TextModel, requests: Mapping[int, OpenAIRequest], finished: FinishedTexts
 ) -> Iterator[tuple[int, list[Outcome]]]:
     """Yield number and choices of each finished request; requests share lanes."""
     owners = [(i, choice) for i, request in requests.items() for choice in request.requests]

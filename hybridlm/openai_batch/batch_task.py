@@ -13,7 +13,7 @@ from hybridlm.files.finished import FinishedTexts
 from hybridlm.files.json_lines import MAX_WINDOW_BYTES
 from hybridlm.files.parts import Origin, Parts
 from hybridlm.grammars import compiler_version
-from hybridlm.openai_batch.answers import Answer, BatchModel, answer_row, answers
+from hybridlm.openai_batch.answers import Answer, answer_row, answers
 from hybridlm.openai_batch.request import OpenAIRequest, read_request
 from hybridlm.score_files.csv_rows import open_csv
 from hybridlm.score_files.formats import check_output, ending_of
@@ -22,7 +22,6 @@ from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.rows import InputRow, Mark, RowReader, TextSource
 from hybridlm.score_files.task import RowTask, Task, total
-from hybridlm.session import Session
 from hybridlm.text_model import TextModel
 
 FORMAT = 2
@@ -116,26 +115,17 @@ class BatchTask(Task):
 
     def on(self, model: TextModel) -> RowTask:
         engine = model.engine
-        inputs = model.inputs
-        batch = BatchModel(
-            inputs,
-            lambda: Session(engine, inputs, None, "as loaded"),
-            model.scores,
-            model.path.name,
-            engine.clear_prefix_cache,
-            model.keeping,
-        )
         origin = {**model.origin(), "prefix_cache": engine.options.texts()["prefix_cache"]}
-        return batch_rows(batch, origin, counts=model.counter(), window=LINES_PER_LANE * engine.lanes)
+        return batch_rows(model, origin, counts=model.counter(), window=LINES_PER_LANE * engine.lanes)
 
 
-def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
+def batch_rows(model: TextModel, origin: Origin, **fields: Any) -> RowTask:
     current: list[FinishedTexts] = []
 
     @contextmanager
     def part(finished: FinishedTexts) -> Iterator[None]:
         current[:] = [finished]
-        model.begin()
+        model.engine.clear_prefix_cache()  # parts are independent
         yield
 
     def run(requests: Sequence[OpenAIRequest]) -> list[Answer]:
@@ -146,7 +136,7 @@ def batch_rows(model: BatchModel, origin: Origin, **fields: Any) -> RowTask:
         columns={"custom_id": "text", "response": "object", "error": "object"},
         read=lambda row: read_request(row.item, model.inputs),
         run=run,
-        origin={**origin, "name": model.name, "llguidance": compiler_version()},
+        origin={**origin, "name": model.path.name, "llguidance": compiler_version()},
         window_bytes=MAX_WINDOW_BYTES,
         during=part,
         check=check_batch_file,

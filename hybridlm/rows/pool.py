@@ -109,9 +109,8 @@ class RowPool:
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        if shared and row // self._row_part == self.page_device(shared[0]):
-            self.adopt(slot, shared)
-        self._grow(row, positions)
+        at_home = shared and row // self._row_part == self.page_device(shared[0])
+        self._grow(row, positions, shared if at_home else ())
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
@@ -123,35 +122,31 @@ class RowPool:
         """
         self._grow(self.rows_of([slot])[0], positions)
 
-    def adopt(self, slot: Slot, pages: Sequence[Page]) -> None:
-        """Share kept pages with a row without pages, as its first ones.
+    def _grow(self, row: int, positions: int, shared: Sequence[Page] = ()) -> None:
+        """Give a row the missing pages of its first positions, kept pages first.
+
+        Args:
+            shared: first pages of a row without pages.
 
         Raises:
-            SlotError: the row has pages, or a page was released or is on another device.
+            SlotError: as `reserve`, the row has pages, or a kept page was released or is on another device.
         """
-        (row,), owner = self.rows_of([slot]), self.page_owner
-        if owner is None or not pages:
+        owner, pages, device = self.page_owner, self._row_pages[row], row // self._row_part
+        count = self._missing(positions, row) - len(shared)
+        if owner is None or (count < 1 and not shared):
             return
-        devices = {self.page_device(page) for page in pages}
-        if self._row_pages[row] or devices != {row // self._row_part}:
-            message = (
-                f"expected pages of device {row // self._row_part} and a row without pages, got pages of devices "
-                f"{sorted(devices)} and a row with {len(self._row_pages[row])}"
-            )
-            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        self._append(owner, row, [owner.share(page) for page in pages])
-
-    def _grow(self, row: int, positions: int) -> None:
-        if self.page_owner is None or not (count := self._missing(positions, row)):
-            return
-        if len(self._row_pages[row]) + count > self.blocks:
+        if len(pages) + len(shared) + count > self.blocks:
             message = f"expected at most {self.blocks * KV_BLOCK} positions, got {positions}"
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
-        self._append(self.page_owner, row, self.page_owner.acquire(count, row // self._row_part))
-
-    def _append(self, owner: PageOwner, row: int, added: Sequence[Page]) -> None:
-        pages = self._row_pages[row]
-        pages += added
+        devices = {self.page_device(page) for page in shared}
+        if shared and (pages or devices != {device}):
+            message = (
+                f"expected pages of device {device} and a row without pages, got pages of devices {sorted(devices)} "
+                f"and a row with {len(pages)}"
+            )
+            raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
+        added = owner.acquire(max(count, 0), device)
+        pages += [*[owner.share(page) for page in shared], *added]
         # Numbers on the device; null pages are 0 everywhere.
         self._table[row, : len(pages)] = owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
         self._counts[row] = len(pages)

@@ -8,11 +8,10 @@ from typing import Any
 
 import pytest
 from filled import nan_token
-from toy_scorer import run_toy
+from toy_scorer import run_toy, toy_model
 
 import hybridlm
 from hybridlm.grammars import grammar_text
-from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import read_request
 from hybridlm.openai_batch.response import _message
@@ -28,11 +27,11 @@ def line(custom_id: str, url: str = COMPLETIONS, **body: Any) -> dict[str, Any]:
     return {"custom_id": custom_id, "method": "POST", "url": url, "body": body}
 
 
-def model_of(lm: hybridlm.LM) -> BatchModel:
-    return BatchModel(lm.text_model.inputs, lm.session, lm.text_model.scores, "tiny")
+def model_of(lm: hybridlm.LM) -> Any:
+    return toy_model(lm.text_model.inputs, lm.session, lm.text_model.scores, "tiny")
 
 
-def answered(model: BatchModel, lines: Sequence[Any], folder: Path, window: int = 64) -> list[dict[str, Any]]:
+def answered(model: Any, lines: Sequence[Any], folder: Path, window: int = 64) -> list[dict[str, Any]]:
     """Return the output's lines; input lines that are no objects are written verbatim."""
     text = "\n".join(line if isinstance(line, str) else json.dumps(line) for line in lines)
     (folder / "in.jsonl").write_text(text + "\n")
@@ -171,7 +170,8 @@ def test_offsets_count_special_tokens_in_the_text(text_lm: hybridlm.LM, tmp_path
 
 def test_without_a_tokenizer_text_is_null(text_lm: hybridlm.LM, tmp_path: Path):
     inputs = dataclasses.replace(text_lm.text_model.inputs, tokenizer=None)
-    model = dataclasses.replace(model_of(text_lm), inputs=inputs, session=lambda: Session(text_lm.engine, inputs, None))
+    model = model_of(text_lm)
+    model.inputs, model.session = inputs, lambda: Session(text_lm.engine, inputs, None)
     answers = answered(
         model,
         [

@@ -6,13 +6,13 @@ from typing import Any
 
 import pytest
 from text_checkpoint import SETTINGS
-from toy_scorer import kill_after_nine_texts, write_lines
+from toy_scorer import kill_after_nine_texts, toy_model, write_lines
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files import finished
 from hybridlm.files.finished import FinishedTexts, finished_files
-from hybridlm.openai_batch.answers import BatchModel, answers
+from hybridlm.openai_batch.answers import answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.requests.sequence import Request
 from hybridlm.session import Event
@@ -61,7 +61,7 @@ def answered(folder: Path, now: list[float], lines: list[dict[str, Any]]) -> tup
     session: Any = SlowSession(now)
     requests = [read_request(line, INPUTS) for line in lines]
     with FinishedTexts(folder, 0, lambda: now[0], begun=5) as texts:
-        result = answers(BatchModel(INPUTS, lambda: session, lambda texts, top: [], "toy"), requests, texts)
+        result = answers(toy_model(INPUTS, lambda: session, lambda texts, top: [], "toy"), requests, texts)
     return result, session.added
 
 
@@ -101,7 +101,7 @@ def test_a_line_that_is_alone_is_written_while_others_run(tmp_path: Path) -> Non
 
     session: Any = LongSession(now)
     requests = [read_request(line(str(i), [i + 3]), INPUTS) for i in range(2)]
-    model = BatchModel(INPUTS, lambda: session, lambda texts, top: [], "toy")
+    model = toy_model(INPUTS, lambda: session, lambda texts, top: [], "toy")
     with FinishedTexts(tmp_path, 0, lambda: now[0]) as texts:
         assert len(answers(model, requests, texts)) == 2
     assert len(finished_files(tmp_path)) >= 1 and now[0] >= 60

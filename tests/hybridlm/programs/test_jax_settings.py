@@ -13,6 +13,7 @@ import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
+from hybridlm.programs.jax_settings import fixed_settings
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.refused import SettingError
 
@@ -92,6 +93,19 @@ def test_a_setting_under_which_no_step_is_certified_is_named(name: str, text_lm:
                 call()
             assert str(refused.value).startswith(f"{name} is on") and len(str(refused.value).splitlines()) == 1
     assert answers(text_lm) == expected
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_accepted_settings_accept_no_others(name: str, text_lm: hybridlm.LM, expected: Any) -> None:
+    """Settings that need no change are compared as a whole in later steps."""
+    with fixed_settings():
+        assert answers(text_lm) == expected and text_lm.engine.settings.accepted
+        names = text_lm.certificates.keys()
+        with REFUSED[name](True), pytest.raises(SettingError, match=name):
+            text_lm.generate(["Ada"], max_tokens=1)
+        with jax.enable_x64(True):
+            assert answers(text_lm) == expected
+    assert text_lm.certificates.keys() == names, "no program for 64-bit types"
 
 
 def test_without_certificates_values_may_be_checked(text_lm: hybridlm.LM) -> None:

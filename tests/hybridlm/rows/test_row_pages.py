@@ -154,10 +154,10 @@ def test_pages_are_shared_with_new_rows_of_their_device() -> None:
     slot, other = pool.acquire(KV_BLOCK, 0), pool.acquire(KV_BLOCK, 1)
     kept = pool.keep_page(slot, 0)
     with fault(SlotFault.PLACES):
-        pool.adopt(slot, [kept])
+        pool._grow(pool.rows_of([slot])[0], 0, [kept])
     pool._release_pages(pool.rows_of([other])[0])
     with fault(SlotFault.PLACES):
-        pool.adopt(other, [kept])
+        pool._grow(pool.rows_of([other])[0], 0, [kept])
     with fault(SlotFault.PLACES):
         pool.keep_page(slot, 1)
     far = pool.acquire(KV_BLOCK, 1, [kept])  # a page of its own, for a copy

@@ -170,13 +170,13 @@ def watch_rows() -> None:
         )
         return results
 
-    def said(self: ProcessGroup, step: Any) -> None:
-        previous = [equal for number, equal in unchanged.items() if number < step.number]
+    def said(self: ProcessGroup, number: int, step: str, fields: dict[str, int]) -> None:
+        previous = [equal for other, equal in unchanged.items() if other < number]
         print(
-            f"process {self.process}: kept {unchanged[step.number]}, {len(previous) - sum(previous)} changed",
+            f"process {self.process}: kept {unchanged[number]}, {len(previous) - sum(previous)} changed",
             file=sys.stderr,
         )
-        disagree(self, step)
+        disagree(self, number, step, fields)
 
     ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
 

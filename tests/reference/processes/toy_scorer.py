@@ -8,15 +8,16 @@ import signal
 import subprocess
 import sys
 from collections.abc import Callable, Iterable, Sequence
+from contextlib import nullcontext
 from pathlib import Path
-from typing import Any, cast
+from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 
 import hybridlm
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files.finished import finished_files
-from hybridlm.openai_batch.answers import BatchModel
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.requests.results import first_not_finite
 from hybridlm.score_files.options import FileOptions
@@ -94,9 +95,15 @@ class NoRequests:
         pass
 
 
+def toy_model(inputs: Inputs, session: Callable[[], Any], scores: Callable[..., Any], name: str) -> Any:
+    """What a batch needs of a `TextModel`."""
+    engine = SimpleNamespace(clear_prefix_cache=lambda: None)
+    fields = {"path": Path(name), "engine": engine, "keeping": nullcontext}
+    return SimpleNamespace(inputs=inputs, session=session, scores=scores, **fields)
+
+
 NO_MODEL = batch_rows(
-    BatchModel(Inputs(None, 97, 256, (), lambda snapshot: None), cast(Any, NoRequests), lambda texts, top: [], "none"),
-    {},
+    toy_model(Inputs(None, 97, 256, (), lambda snapshot: None), NoRequests, lambda texts, top: [], "none"), {}
 )
 """Answers a batch of wrong lines only."""
 

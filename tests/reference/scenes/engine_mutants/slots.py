@@ -85,10 +85,10 @@ def idle_lanes_compute(patch: pytest.MonkeyPatch) -> None:
 
 
 @replaced(RowPool, "_grow")
-def given_back_too_early(right: Any, self: RowPool, row: int, positions: int) -> None:
+def given_back_too_early(right: Any, self: RowPool, row: int, *about: Any) -> None:
     """A row with a new second page frees its first page too early."""
     before = len(self._row_pages[row])
-    right(self, row, positions)
+    right(self, row, *about)
     if before == 1 and len(self._row_pages[row]) == 2 and self.page_owner is not None:
         self.page_owner.release(self._row_pages[row][0])
 

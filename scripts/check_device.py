@@ -9,6 +9,7 @@ only the running check. The exit status is 0 if no check failed, and in each par
 """
 
 import argparse
+import importlib
 import os
 import signal
 import subprocess
@@ -67,30 +68,14 @@ def run_part(name: str, options: argparse.Namespace) -> None:
 
     warnings.simplefilter("ignore")
     records = Records(options.out, options.work / "evidence", name, options.seconds)
-    if name == "preflight":
-        from device_preflight import preflight
-
-        preflight(records, options.rehearse)
-    elif name == "kernels":
-        from device_kernel_check import check_kernels
-
-        check_kernels(records, options.rehearse)
-    elif name == "families":
-        from device_families import check_families
-
-        check_families(records, options.rehearse, (options.share, options.processes))
-    elif name == "torch":
-        from device_torch import check_torch
-
-        check_torch(records, options.rehearse)
-    elif name == "engine":
-        from device_engine import check_engine
-
-        check_engine(records, options.rehearse, options.work)
-    else:
-        from device_layers import check_layers
-
-        check_layers(records, options.rehearse, short=bool(PARTS[name].flags))
+    module, function, *arguments = {
+        "preflight": ("device_preflight", "preflight"),
+        "kernels": ("device_kernel_check", "check_kernels"),
+        "families": ("device_families", "check_families", (options.share, options.processes)),
+        "torch": ("device_torch", "check_torch"),
+        "engine": ("device_engine", "check_engine", options.work),
+    }.get(name, ("device_layers", "check_layers", bool(PARTS[name].flags)))
+    getattr(importlib.import_module(module), function)(records, options.rehearse, *arguments)
     sys.stderr.flush()
     os._exit(0)  # does not wait for threads that still compile
 

@@ -4,7 +4,7 @@ from hybridlm.checkpoint.adapters import Adapter, bind, open_adapter
 from hybridlm.checkpoint.directory import CheckpointDirectory, open_directory
 from hybridlm.checkpoint.fingerprint import Fingerprint, checkpoint_fingerprint
 from hybridlm.checkpoint.hub import resolve
-from hybridlm.checkpoint.opened import (
+from hybridlm.checkpoint.model import (
     Checkpoint,
     OpenModel,
     fingerprint_of,

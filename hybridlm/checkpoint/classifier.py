@@ -7,7 +7,7 @@ from typing import Any
 import numpy as np
 
 from hybridlm.checkpoint.cast import finite_tensor
-from hybridlm.checkpoint.opened import Checkpoint
+from hybridlm.checkpoint.model import Checkpoint
 from hybridlm.checkpoint.saved.index import SavedDirectory
 from hybridlm.errors import CheckpointError
 from models import JEV, JEV_HEAD, DecoderConfig, Family, text_fields

@@ -10,8 +10,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
-from hybridlm.checkpoint.tensor_file import TensorFile
+from hybridlm.checkpoint.safetensors import ArrayFile, TensorFile, open_safetensors
 from hybridlm.checkpoint.torch_file import open_torch
 from hybridlm.errors import CheckpointError
 from hybridlm.files.strict_json import MEGABYTE, read_object

@@ -8,13 +8,13 @@ import secrets
 import threading
 from collections.abc import Callable, Hashable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
+from itertools import groupby
 from operator import itemgetter
 from pathlib import Path
-from typing import BinaryIO, NamedTuple
+from typing import NamedTuple
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.tensor_file import MappedFile
+from hybridlm.checkpoint.safetensors import ArrayFile
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import FileVersion
 
@@ -119,8 +119,8 @@ def _description(directory: CheckpointDirectory) -> str:
     return digest.hexdigest()
 
 
-def _mapped(file: object) -> MappedFile:
-    assert isinstance(file, MappedFile), f"{file} has no bytes on a disk"
+def _mapped(file: object) -> ArrayFile:
+    assert isinstance(file, ArrayFile), f"{file} has no bytes on a disk"
     return file
 
 
@@ -147,16 +147,14 @@ def _blocks(directory: CheckpointDirectory) -> Iterator[list[Piece]]:
 def _hash_pieces(pieces: list[Piece]) -> bytes:
     """Return the SHA-256 of pieces, unmapped: a mapped file that shrinks kills the process."""
     digest = hashlib.sha256()
-    with ExitStack() as files:
-        opened: dict[Path, BinaryIO] = {}
-        for path, begin, end in pieces:
-            if path not in opened:
-                opened[path] = files.enter_context(path.open("rb", buffering=0))
-            opened[path].seek(begin)
-            while begin < end:
-                content = opened[path].read(end - begin)
-                if not content:
-                    raise CheckpointError(path, "has become shorter since it was opened; load again")
-                digest.update(content)
-                begin += len(content)
+    for path, run in groupby(pieces, itemgetter(0)):
+        with path.open("rb", buffering=0) as file:
+            for _, begin, end in run:
+                file.seek(begin)
+                while begin < end:
+                    content = file.read(end - begin)
+                    if not content:
+                        raise CheckpointError(path, "has become shorter since it was opened; load again")
+                    digest.update(content)
+                    begin += len(content)
     return digest.digest()

@@ -7,14 +7,14 @@ from types import MappingProxyType
 import numpy as np
 
 from hybridlm.checkpoint.directory import CheckpointDirectory, listed
-from hybridlm.checkpoint.tensor_file import MappedFile
+from hybridlm.checkpoint.safetensors import ArrayFile
 from hybridlm.gguf_files import GgufHeader, NamedTensor, named_tensors, read_architecture, read_header
 from hybridlm.quantised.packed import PackedArrays, PackedForm
 from hybridlm.quantised.shapes import TensorInfo
 
 
-class GgufFile(MappedFile):
-    """A GGUF file with the interface of `ArrayFile`.
+class GgufFile(ArrayFile):
+    """A mapped GGUF file.
 
     Attributes:
         tensors: by Hugging Face name; the dtype is a type of blocks ("Q4_K") or "F32", "F16" or "BF16".

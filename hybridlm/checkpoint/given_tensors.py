@@ -13,8 +13,7 @@ import numpy as np
 from jax import Array, lax
 
 from hybridlm.checkpoint.directory import CheckpointDirectory
-from hybridlm.checkpoint.safetensors import READABLE
-from hybridlm.checkpoint.tensor_file import TensorFile
+from hybridlm.checkpoint.safetensors import READABLE, TensorFile
 from hybridlm.quantised.shapes import TensorInfo
 
 WHERE = "params"

@@ -104,27 +104,24 @@ def _download(
         folder = snapshot_download(
             hub_id, revision=revision, cache_dir=cache_dir, allow_patterns=[*files], ignore_patterns=[*ignored]
         )
-    except GatedRepoError as error:
-        raise CheckpointError(
-            hub_id,
-            "this repository needs permission",
-            f"Accept its terms on https://huggingface.co/{hub_id}, then `hf auth login`.",
-        ) from error
-    except RepositoryNotFoundError as error:
-        raise CheckpointError(
-            hub_id,
-            f"neither a directory here ({Path(hub_id).absolute()}) nor a repository on the Hub that you may read",
-            "Check the spelling; for a private repository run `hf auth login`.",
-        ) from error
-    except RevisionNotFoundError as error:
-        raise CheckpointError(hub_id, f"the repository has no revision {revision!r}") from error
-    except LocalEntryNotFoundError as error:
-        raise CheckpointError(
-            hub_id,
-            f"neither a directory here ({Path(hub_id).absolute()}) nor complete in the Hub's cache, and the Hub was "
-            f"not reached: {error}",
-            f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local directory.",
-        ) from error
+        return Path(folder)
     except OSError as error:
-        raise CheckpointError(hub_id, f"could not be fetched from the Hub: {error}", "Try again later.") from error
-    return Path(folder)
+        neither = f"neither a directory here ({Path(hub_id).absolute()}) nor"
+        match error:
+            case GatedRepoError():
+                fault = "this repository needs permission"
+                advice = f"Accept its terms on https://huggingface.co/{hub_id}, then `hf auth login`."
+            case RepositoryNotFoundError():
+                fault = f"{neither} a repository on the Hub that you may read"
+                advice = "Check the spelling; for a private repository run `hf auth login`."
+            case RevisionNotFoundError():
+                fault, advice = f"the repository has no revision {revision!r}", ""
+            case LocalEntryNotFoundError():
+                fault = f"{neither} complete in the Hub's cache, and the Hub was not reached: {error}"
+                advice = (
+                    f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local "
+                )
+                advice += "directory."
+            case _:
+                fault, advice = f"could not be fetched from the Hub: {error}", "Try again later."
+        raise CheckpointError(hub_id, fault, advice) from error

@@ -20,10 +20,9 @@ from hybridlm.checkpoint.directory import INDEX, MAX_CONFIG_BYTES, SINGLE, Check
 from hybridlm.checkpoint.gguf_file import is_gguf
 from hybridlm.checkpoint.header_check import ChosenSource, check
 from hybridlm.checkpoint.model import open_model
-from hybridlm.checkpoint.safetensors import READABLE, STORED, write_safetensors
+from hybridlm.checkpoint.safetensors import READABLE, STORED, TensorFile, write_safetensors
 from hybridlm.checkpoint.saved.write import copy_small_files, new_directory
 from hybridlm.checkpoint.shards import ParameterPath
-from hybridlm.checkpoint.tensor_file import TensorFile
 from hybridlm.checkpoint.weights import Progress
 from hybridlm.errors import CheckpointError
 from hybridlm.files.atomic import new_path

@@ -16,7 +16,7 @@ from hybridlm.checkpoint.adapters import BoundAdapter, build_merged
 from hybridlm.checkpoint.cast import DTYPES, convert
 from hybridlm.checkpoint.directory import CheckpointDirectory
 from hybridlm.checkpoint.header_check import ChosenSource, check
-from hybridlm.checkpoint.opened import OpenModel
+from hybridlm.checkpoint.model import OpenModel
 from hybridlm.checkpoint.packed.layout import Packed, PackedLayout
 from hybridlm.checkpoint.packed.parameters import PackedParameters, laid_out, load_packed, packed_forms
 from hybridlm.checkpoint.safetensors import READABLE

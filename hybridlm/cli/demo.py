@@ -50,7 +50,7 @@ def demo(
         console.print(_table(stories, *answers))
         for line in lines:
             console.print(Text(line))
-        different = sum(not _equal(*pair) for pair in zip(*answers, strict=True))
+        different = sum(a.token_ids != b.token_ids for a, b in zip(*answers, strict=True))
         if different:
             typer.echo(f"error: {different} of {STORIES} answers differ between the batch and alone", err=True)
             raise typer.Exit(1)
@@ -74,18 +74,11 @@ def _table(stories: Sequence[embedded.Story], batch: Sequence[Completion], singl
     table = table_of("question", "answer in the batch", "answer alone", "", "equal", text_columns=5, overflow="fold")
     for story, completion, single in zip(stories, batch, singles, strict=True):
         right = Text("right", "green") if _is_right(story, completion) else Text(f"wrong: {story.answer}", "red")
-        equal = Text("yes", "green") if _equal(completion, single) else Text("NO", "bold red")
-        table.add_row(Text(story.question), Text(_said(completion)), Text(_said(single)), right, equal)
+        equal = Text("yes", "green") if completion.token_ids == single.token_ids else Text("NO", "bold red")
+        texts = (Text((answer.text or "").strip()) for answer in (completion, single))
+        table.add_row(Text(story.question), *texts, right, equal)
     return table
-
-
-def _said(completion: Completion) -> str:
-    return (completion.text or "").strip()
 
 
 def _is_right(story: embedded.Story, completion: Completion) -> bool:
     return story.answered_by(completion.text or "")
-
-
-def _equal(completion: Completion, other: Completion) -> bool:
-    return completion.token_ids == other.token_ids

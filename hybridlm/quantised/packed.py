@@ -1,6 +1,7 @@
 """Quantised weights as arrays in memory: codes and scales by row (`QuantisedWeight`)."""
 
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
 
 import ml_dtypes
@@ -9,9 +10,14 @@ from jaxtyping import Shaped
 
 from hybridlm.quantised.codes import awq_integers, packed_integers
 from hybridlm.quantised.formulas import LLM_INT8
-from hybridlm.quantised.schemes import QuantisedTensor, Read
-from models.ops.quantised_codes import Codes
+from hybridlm.quantised.schemes import INTEGERS, QuantisedTensor, Read
+from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 
+_KINDS: Mapping[str, Codes] = {
+    "nvfp4": "e2m1", "mxfp4": "e2m1", "int8": "int8", "int-packed": "int8", "llm-int8": "int8", "gptq": "int4",
+    "awq": "int4", "int4-affine": "int4",
+}  # fmt: skip
+"""Scheme -> its codes in memory, of integers with 8 bits; others have E4M3."""
 MIN_GROUP = 8
 """Columns of the narrowest packed groups: narrower scales take as much memory as numbers."""
 
@@ -66,25 +72,24 @@ def packed_form(tensor: QuantisedTensor, scale_dtype: str, read: Read) -> Packed
     *_, columns = tensor.shape
     scheme = tensor.scheme
     stored = {"F32": "float32", "F16": "float16"}.get(scale_dtype, "bfloat16")
-    zero = "zero" in tensor.parts
+    # Old files have zero points of floats, too, all of them zeros.
+    zero = "zero" in tensor.parts and scheme in INTEGERS
     if tensor.groups is not None and "order" in tensor.parts:
         order = read(tensor.parts["order"])
         if columns % tensor.groups or (order != np.arange(columns) // (columns // tensor.groups)).any():
             return None
-    if scheme in ("nf4", "fp4") or tensor.bits not in (4, 8):
+    if scheme in ("nf4", "fp4") or tensor.bits not in (4, 8) or (scheme == "gptq" and tensor.bits != 4):
         return None
     if scheme == "int8" and zero:
         zero = bool(read(tensor.parts["zero"]).any())
-    if scheme == "gptq" and tensor.bits != 4:
-        return None
     group = tensor.group or columns // (tensor.groups or 1)
     if columns % group:
         group = math.gcd(group, columns)  # divides a cut last block, too
-    four = scheme in ("nvfp4", "mxfp4", "gptq", "awq", "int4-affine") or (scheme == "int-packed" and tensor.bits == 4)
-    if group < MIN_GROUP or (four and columns % 2):
+    kind = _KINDS.get(scheme, "e4m3")
+    if scheme == "int-packed" and tensor.bits == 4:
+        kind = "int4"
+    if group < MIN_GROUP or (kind in TWO_IN_A_BYTE and columns % 2):
         return None
-    integers = scheme in ("int8", "int-packed", "gptq", "awq", "llm-int8", "int4-affine")
-    kind = ("int4" if four else "int8") if integers else ("e2m1" if four else "e4m3")
     zeros = "float32" if scheme == "int4-affine" else codes_dtype(kind).name
     has_matrix_scale = scheme in ("nvfp4", "llm-int8")
     return PackedForm(kind, columns, columns // group, stored, has_matrix_scale, zeros if zero else None)
@@ -130,6 +135,6 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     return packed_arrays(codes, np.ascontiguousarray(scale.astype(scale_type)), whole, zero)
 
 
-def pairs(codes: Shaped[np.ndarray, "rows columns"]) -> Shaped[np.ndarray, "rows half"]:
+def pairs(codes: Shaped[np.ndarray, "*row column"]) -> Shaped[np.ndarray, "*row half"]:
     """Pack 4-bit codes, two per byte, even columns in the low half."""
-    return (codes[:, ::2] | codes[:, 1::2] << 4).astype(np.uint8)
+    return (codes[..., ::2] | codes[..., 1::2] << 4).astype(np.uint8)

@@ -12,7 +12,7 @@ import ml_dtypes
 import numpy as np
 from jaxtyping import Float32
 
-from hybridlm.quantised.packed import PackedForm, packed_form
+from hybridlm.quantised.packed import PackedForm, packed_form, pairs
 from hybridlm.quantised.schemes import QuantisedTensor
 
 DEFAULT_INT4_GROUP = 128
@@ -162,7 +162,7 @@ def _integers(weight: np.ndarray, bits: int, group: int) -> dict[str, np.ndarray
     codes = codes.astype(np.uint8).reshape(*lead, rows, columns)
     fill = -columns % (32 // bits)
     codes = np.pad(codes, [(0, 0)] * (len(lead) + 1) + [(0, fill)])
-    packed = codes if bits == 8 else codes[..., ::2] | codes[..., 1::2] << 4
+    packed = codes if bits == 8 else pairs(codes)
     return {
         "weight_packed": np.ascontiguousarray(packed).view("<i4"),
         "weight_scale": scale,
@@ -182,7 +182,7 @@ def _nvfp4(weight: np.ndarray, largest: np.float32) -> dict[str, np.ndarray]:
     codes = np.clip(groups / factor[..., None], -MAX_E2M1, MAX_E2M1).astype(_E2M1).view(np.uint8)
     codes = codes.reshape(*lead, rows, columns)
     return {
-        "weight_packed": codes[..., ::2] | codes[..., 1::2] << 4,
+        "weight_packed": pairs(codes),
         "weight_scale": scale,
         "weight_global_scale": np.array([matrix_scale], np.float32),
     }

@@ -30,6 +30,9 @@ SCHEMES: Mapping[str, str] = {
 }
 """Scheme -> description of its codes and scales."""
 
+INTEGERS = ("int8", "int-packed", "gptq", "awq", "int4-affine")
+"""Schemes that may have zero points, or offsets."""
+
 Read = Callable[[str], np.ndarray]
 """Tensor name -> its stored numbers; codes as uint8."""
 _LARGEST = np.float32(512)
@@ -112,7 +115,7 @@ class QuantisedTensor:
 
     def zeros(self, read: Read) -> Shaped[np.ndarray, "*expert out group"] | None:
         """Return the codes of zero points; None without zero points, or with other offsets."""
-        if "zero" not in self.parts or self.scheme not in ("int8", "int-packed", "gptq", "awq"):
+        if "zero" not in self.parts or self.scheme not in INTEGERS or self.scheme == "int4-affine":
             return None
         stored = read(self.parts["zero"])
         if self.scheme == "int8":

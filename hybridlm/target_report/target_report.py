@@ -1,5 +1,6 @@
 """Report on a model on a target: proof, audit, costs of steps, and fit."""
 
+import math
 import warnings
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
@@ -84,10 +85,7 @@ def target_engine(
     """
     devices = target.devices
     sizes = {"data": target.count} if mesh is None else mesh
-    needed = 1
-    for size in sizes.values():
-        needed *= size
-    if needed != target.count:
+    if (needed := math.prod(sizes.values())) != target.count:
         raise TargetError(f"target {target.name}: expected a mesh of {target.count} devices, got one of {needed}")
     over: Mesh | None = None if target.count == 1 else make_mesh(**sizes, devices=devices)
     directory = None

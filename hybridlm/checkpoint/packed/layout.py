@@ -63,6 +63,7 @@ class PackedLayout(NamedTuple):
             columns = {role: list(_columns(shards, places[role])) for role, shards in self.shards.items()}
             for window, target in by_rows.windows((*places["codes"][:-1], 0)):
                 for place, arrays in read(window):
+                    assert arrays.keys() == results.keys(), f"expected {[*results]}, got {[*arrays]}"
                     for role, array in arrays.items():
                         into = results[role][(*target, ...)][(*place[:-1], ...)]
                         if role in ("scale", "zero") and self.groups != self.form.groups:

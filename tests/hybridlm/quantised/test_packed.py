@@ -87,6 +87,20 @@ def test_schemes_without_a_packed_form_are_dequantised(tmp_path: Path, layout: s
     assert packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored) is None
 
 
+@pytest.mark.parametrize("layout", ["ct-fp8-rows", "ct-nvfp4", "ct-mxfp4"])
+def test_zero_points_of_floats_are_left_out(tmp_path: Path, layout: str) -> None:
+    """Old files of compressed-tensors hold zeros, which no array in memory would be filled with."""
+    _, config, quantise, _ = LAYOUTS[layout]
+    tensors = quantise(np.random.default_rng(3).normal(size=(48, 160))).tensors
+    points = ("U8", np.zeros(tensors["_scale"][1].shape, np.uint8))
+    grouped, file = group(tmp_path, named("a.weight", {**tensors, "_zero_point": points}), config)
+    tensor = grouped.quantised["a.weight"]
+    assert "zero" in tensor.parts
+    weight = weight_of(tensor, file)
+    assert weight.zero is None
+    np.testing.assert_allclose(weight.numbers(), dequantise(tensor, file.read_stored), rtol=2**-23)
+
+
 @pytest.mark.parametrize(("columns", "groups"), [(64, 1), (128, 1), (256, 2), (192, 3), (130, None)])
 def test_blocks_that_columns_do_not_fill(tmp_path: Path, columns: int, groups: int | None) -> None:
     tensor, file = read(tmp_path, "modelopt-fp8-blocks", (130, columns))

@@ -1,6 +1,5 @@
 """Bamba (Mamba2 or attention by layer) and Falcon-H1 (both in parallel), each with MLPs."""
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -86,11 +85,15 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("mlp_expansion_factor")
     reader.choice("attn_layer_indices", [None], None)
     layers = ((parallel, mlp),) * reader.integer("num_hidden_layers")
-    decoder = read_decoder_config(
-        reader, layers, eps, reader.flag("tie_word_embeddings", False), FALCON_POSITIONS, rope
-    )
-    return dataclasses.replace(
-        decoder, embedding_multiplier=factor["embedding_multiplier"], logits_multiplier=factor["lm_head_multiplier"]
+    return read_decoder_config(
+        reader,
+        layers,
+        eps,
+        reader.flag("tie_word_embeddings", False),
+        FALCON_POSITIONS,
+        rope,
+        embedding_multiplier=factor["embedding_multiplier"],
+        logits_multiplier=factor["lm_head_multiplier"],
     )
 
 

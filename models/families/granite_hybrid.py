@@ -3,7 +3,6 @@
 Published files and files of transformers have one tensor for all experts.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -69,21 +68,17 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("init_method")
     forward = read_feed_forward(reader)
     types = read_layer_types(reader, reader.integer("num_hidden_layers"))
-    multipliers = {
-        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
-        "residual_multiplier": reader.number("residual_multiplier", 1.0),
-        "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
-    }
-    layers = tuple((mixers[kind], forward) for kind in types)
-    decoder = read_decoder_config(
+    return read_decoder_config(
         reader,
-        layers,
+        tuple((mixers[kind], forward) for kind in types),
         eps,
         reader.flag("tie_word_embeddings", False),
         DEFAULT_POSITIONS,
-        rope if positions == "rope" else None,
+        attention.rope,
+        embedding_multiplier=reader.number("embedding_multiplier", 1.0),
+        residual_multiplier=reader.number("residual_multiplier", 1.0),
+        logits_multiplier=1.0 / reader.number("logits_scaling", 1.0),
     )
-    return dataclasses.replace(decoder, **multipliers)
 
 
 def _halves(name: str, width: int, hidden: int, module: str = "") -> dict[str, list[WeightSource]]:

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_experts, read_heads
+from models.config.experts import read_experts
+from models.config.fields import read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
 from models.families.family import text_family

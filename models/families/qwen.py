@@ -9,7 +9,14 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_dtype, read_experts, read_kv_heads, read_placeholders
+from models.config.experts import read_experts
+from models.config.fields import (
+    paired,
+    read_attending,
+    read_dtype,
+    read_kv_heads,
+    read_placeholders,
+)
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -170,7 +177,7 @@ def weights(config: DecoderConfig, delta_net: LayerWeights = gated_delta_net_wei
     decoder = decoder_weights(config, describe)
     if config.head is None:
         return decoder
-    layer = layer_weights(config.head, config.hidden_size, ("mtp", "layer"), "mtp.layers.0", describe)
+    layer = layer_weights(config, config.head, ("mtp", "layer"), "mtp.layers.0", describe)
     return [*decoder, *head_weights(config.hidden_size, "mtp"), *layer]
 
 
@@ -188,7 +195,7 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
         reader.choice(name, [1], 1)
     reader.choice("mtp_layer_types", [["full_attention"]], ["full_attention"])
     reader.choice("mtp_use_dedicated_embeddings", [False], False)
-    attention = next((mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)), None)
+    attention = config.first(AttentionConfig)
     if attention is None:
         reader.fault("layer_types", "a layer of full attention, the kind of the head's layer")
         attention = AttentionConfig(1, 1, 1)

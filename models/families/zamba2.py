@@ -19,7 +19,7 @@ from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.samples import MAMBA2_MIXER, SHARED_BLOCK
 from models.mixers.shared_block import SharedBlockConfig
-from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weight
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weights
 from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 4096
@@ -83,9 +83,9 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers, eps, tied, DEFAULT_POSITIONS, attention.rope)
 
 
-def _mamba(c: Mamba2Config, hidden: int, path: Path, layer: str) -> list[Weight]:
-    norm = norm_weight(hidden, path[:-1], f"{layer}.input_layernorm")
-    return [norm, *mamba2_weights(c, hidden, path, f"{layer}.mamba")]
+def _mamba(config: DecoderConfig, c: Mamba2Config, hidden: int, path: Path, layer: str) -> list[Weight]:
+    norm = norm_weights(config, (*path[:-1], "norm"), "input_layernorm", layer)
+    return norm + mamba2_weights(c, hidden, path, f"{layer}.mamba")
 
 
 def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
@@ -126,7 +126,7 @@ def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, 
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    describe = by_kind({Mamba2Config: ("", _mamba), SharedBlockConfig: ("", partial(_call, config))})
+    describe = by_kind({Mamba2Config: ("", partial(_mamba, config)), SharedBlockConfig: ("", partial(_call, config))})
     return decoder_weights(config, describe, norms=(), final_norm="model.final_layernorm.weight")
 
 

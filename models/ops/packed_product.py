@@ -15,7 +15,7 @@ from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, supports_rows
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MORE_PACKED_ROWS = dict.fromkeys(MORE_ROWS, ANY_ROWS)

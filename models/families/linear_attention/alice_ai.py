@@ -66,7 +66,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     branches = paired(kinds, {"full_attention": attention, "linear_attention": linear}, [moe] * layers)
     reader.fixed(IMPLEMENTED)
     reader.ignore(UNUSED)
-    decoder = read_decoder_config(
+    return read_decoder_config(
         reader,
         layers=tuple(
             (BlockResidual(mixer, begins=i % block == 0, mixes=i > 0), BlockResidual(forward, begins=False, mixes=True))
@@ -76,8 +76,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         tied=reader.flag("tie_word_embeddings", False),
         positions=DEFAULT_POSITIONS,
         rope=rope,
+        norm_offset=1.0,
     )
-    return replace(decoder, norm_offset=1.0)
 
 
 def _mix(path: Path, name: str, hidden: int) -> list[Weight]:

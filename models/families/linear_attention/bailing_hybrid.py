@@ -205,13 +205,10 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     reader.choice(next((name for name in MTP_COUNTS if name in reader), MTP_COUNTS[0]), [1], 1)
     reader.choice("mtp_use_kda", [False], False)
     limits = _read_limits(reader, config.num_layers)
-    branches = [branch for layer in config.layers for branch in layer]
-    attention = next((branch for branch in branches if isinstance(branch, LatentAttentionConfig)), None)
-    experts = next((branch for branch in branches if isinstance(branch, MoeConfig)), None)
+    attention, experts = config.first(LatentAttentionConfig), config.first(MoeConfig)
     if attention is None or experts is None:
         reader.fault("num_hidden_layers", "layers of latent attention and of experts, the kinds of the head's layer")
     reader.close()
-    assert attention is not None and experts is not None
     return replace(config, head=(attention, replace(experts, **limits[-1])))
 
 
@@ -242,7 +239,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
         return decoder
     layer = f"model.layers.{config.num_layers}"
     head = head_weights(config.hidden_size, layer, HEAD_NAMES)
-    return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, describe)]
+    return [*decoder, *head, *layer_weights(config, config.head, ("mtp", "layer"), layer, describe)]
 
 
 # Decay rates of lightning attention follow from the number of the layer.

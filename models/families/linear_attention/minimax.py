@@ -9,7 +9,8 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds, spelled
+from models.config.experts import read_experts
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, NormedResidual

@@ -14,7 +14,6 @@ from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, r
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight
 
@@ -115,5 +114,5 @@ weights = partial(
     norms=("input_layernorm", "pre_ff_layernorm"),
     final_norm="model.final_layernorm.weight",
 )
-BAMBA = text_family("bamba", "Bamba", read_bamba, weights, MAMBA2_MIXER, ATTENTION)
-FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, MAMBA2_MIXER, ATTENTION)
+BAMBA = text_family("bamba", "Bamba", read_bamba, weights, Mamba2Config, AttentionConfig)
+FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, Mamba2Config, AttentionConfig)

@@ -18,7 +18,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, WeightSource, split_rows
 
@@ -119,5 +118,5 @@ MODULES = (
 )
 weights = partial(decoder_weights, describe=LAYERS)
 GRANITE_HYBRID = text_family(
-    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, MAMBA2_MIXER, ATTENTION, modules=MODULES
+    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, Mamba2Config, AttentionConfig, modules=MODULES
 )

@@ -23,7 +23,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import (
     HEAD_NAMES,
     backbone_weights,
@@ -226,10 +225,10 @@ NEMOTRON_H = text_family(
     "NemotronH",
     read_nemotron_h,
     weights,
-    MAMBA2_MIXER,
-    ATTENTION,
+    Mamba2Config,
+    AttentionConfig,
     skipped=(HEAD,),
     prefixes=("model.",),
     root="backbone.",
 ).with_mtp(read_head)
-MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, MAMBA2_MIXER, root="backbone.")
+MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, Mamba2Config, root="backbone.")

@@ -13,7 +13,6 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, joined
 
@@ -107,4 +106,4 @@ weights = partial(
     norms=LINEAR,
     post_norms=ATTENDING,
 )
-OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GATED_DELTA_NET, ATTENTION)
+OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GatedDeltaNetConfig, AttentionConfig)

@@ -20,13 +20,12 @@ from models.config.fields import (
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.family import Family
+from models.families.family import Family, text_family
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
     LayerWeights,
     Path,
@@ -203,20 +202,9 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
     return replace(config, head=(attention, config.layers[0][1]))
 
 
-def qwen_family(
-    name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
-) -> Family:
+def qwen_family(name: str, stem: str, read_config: ReadConfig, weights: Describes, **options: Any) -> Family:
     """Return a Qwen family, with an MTP variant."""
-    family = Family(
-        name,
-        model_types,
-        read_config,
-        weights,
-        SKIPPED,
-        PREFIXES,
-        architectures=architectures,
-        mixers=(GATED_DELTA_NET, ATTENTION),
-    )
-    return family.with_mtp(
-        lambda fields: read_head(read_config(fields), fields), tuple(pattern for pattern in SKIPPED if pattern != HEAD)
-    )
+    mixers = GatedDeltaNetConfig, AttentionConfig
+    family = text_family(name, stem, read_config, weights, *mixers, skipped=SKIPPED, prefixes=PREFIXES, **options)
+    skipped = tuple(pattern for pattern in SKIPPED if pattern != HEAD)
+    return family.with_mtp(lambda fields: read_head(read_config(fields), fields), skipped)

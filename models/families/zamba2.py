@@ -17,7 +17,6 @@ from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, wit
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import MAMBA2_MIXER, SHARED_BLOCK
 from models.mixers.shared_block import SharedBlockConfig
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weights
 from models.weights.sources import Weight, WeightSource, split_rows
@@ -130,4 +129,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, describe, norms=(), final_norm="model.final_layernorm.weight")
 
 
-ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, MAMBA2_MIXER, SHARED_BLOCK)
+ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, Mamba2Config, SharedBlockConfig)

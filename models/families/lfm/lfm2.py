@@ -16,8 +16,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.mixers.samples import ATTENTION as ATTENTION_MIXER
-from models.mixers.samples import GATED_SHORT_CONV
 from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 128_000
@@ -105,7 +103,7 @@ weights = partial(
 
 
 LFM2, LFM2_MOE = (
-    text_family(name, stem, partial(_read_config, name), weights, GATED_SHORT_CONV, ATTENTION_MIXER)
+    text_family(name, stem, partial(_read_config, name), weights, GatedShortConvConfig, AttentionConfig)
     for name, stem in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
 )
 # Older files.

@@ -15,8 +15,6 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.mixers.samples import ATTENTION as ATTENTION_MIXER
-from models.mixers.samples import GATED_SHORT_CONV
 from models.weights.layer_weights import branch_weights, by_kind, decoder_weights
 
 DEFAULT_POSITIONS = 128_000
@@ -84,7 +82,7 @@ LFM3 = text_family(
     "Lfm3",
     read_config,
     weights,
-    GATED_SHORT_CONV,
-    ATTENTION_MIXER,
+    GatedShortConvConfig,
+    AttentionConfig,
     modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )

@@ -18,7 +18,6 @@ from models.families.qwen import EXPERTS, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.samples import ATTENTION, KIMI_DELTA_ATTENTION
 from models.weights.layer_weights import Path, by_kind, decoder_weights
 from models.weights.sources import Weight, tensor
 
@@ -103,5 +102,5 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 ALICE_AI = text_family(
-    "alice_ai", "AliceAI", read_config, weights, KIMI_DELTA_ATTENTION, ATTENTION, skipped=(r"mtp\..*",)
+    "alice_ai", "AliceAI", read_config, weights, KimiDeltaAttentionConfig, AttentionConfig, skipped=(r"mtp\..*",)
 )

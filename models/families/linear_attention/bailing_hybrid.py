@@ -14,8 +14,8 @@ from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import named_classes, text_classes
-from models.families.family import Family
+from models.families.architectures import named_classes
+from models.families.family import text_family
 from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
@@ -29,7 +29,6 @@ from models.layers.rope import Rope
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
-from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION, LIGHTNING_ATTENTION
 from models.weights.layer_weights import (
     HEAD_NAMES,
     Path,
@@ -249,14 +248,15 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-BAILING_HYBRID = Family(
+BAILING_HYBRID = text_family(
     "bailing_hybrid",
-    ("bailing_hybrid",),
+    ("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
     read_config,
     weights,
-    SKIPPED,
+    KimiDeltaAttentionConfig,
+    LightningAttentionConfig,
+    LatentAttentionConfig,
+    skipped=SKIPPED,
     modules=MODULES,
-    architectures=text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
-    mixers=(KIMI_DELTA_ATTENTION, LIGHTNING_ATTENTION, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
 ).with_mtp(read_head, SKIPPED)

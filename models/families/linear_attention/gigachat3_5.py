@@ -24,7 +24,6 @@ from models.layers.moe import MoeConfig
 from models.layers.norms import NormConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.samples import GATED_DELTA_NET, LATENT_ATTENTION
 from models.weights.layer_weights import by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 131_072
@@ -144,8 +143,8 @@ GIGACHAT3_5 = text_family(
     "GigaChat35",
     read_config,
     weights,
-    GATED_DELTA_NET,
-    LATENT_ATTENTION,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
     skipped=(r".*\.rotary_emb\.inv_freq",),
     mtp_counts=MTP_COUNTS,
 )

@@ -7,7 +7,12 @@ from models.config.reader import ConfigReader
 def read_experts(
     reader: ConfigReader, *names: str, experts: int | None = None, per_token: int | None = None
 ) -> tuple[int, int]:
-    """Read a router's experts, under one of some names, and experts per token; arguments are defaults."""
+    """Read the numbers of a router's experts, and of experts per token.
+
+    Args:
+        names: of the first number; the first present one counts.
+        experts, per_token: defaults; required without.
+    """
     experts = reader.integer(spelled(reader, *names), experts)
     per_token = reader.integer("num_experts_per_tok", per_token)
     if per_token > experts:

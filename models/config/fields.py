@@ -25,7 +25,7 @@ def spelled(reader: ConfigReader, *names: str) -> str:
 def read_kinds(
     reader: ConfigReader, name: str, kinds: Sequence[str], layers: int, default: Sequence[str] | None = None
 ) -> list[str]:
-    """Read a list with one kind per layer, in the older or newer spelling; required without a default."""
+    """Read a list with one kind per layer, in either spelling; required without a default."""
     if default is not None and name not in reader:
         return list(default)
     values = reader.get(name)

@@ -79,7 +79,7 @@ def over_streams(
 
 
 class SourceMix(nnx.Module):
-    """Mean of a token's sources, weighted by a softmax over them of `query . norm(source)` (arXiv:2603.15031).
+    """Mean of a token's sources, weighted by a softmax of `query . norm(source)` (arXiv:2603.15031).
 
     The query is a parameter. Each token mixes its own sources, in float32.
     """

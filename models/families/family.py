@@ -72,7 +72,7 @@ class Family:
     def with_mtp(
         self, read_head: Callable[[Mapping[str, Any]], DecoderConfig], skipped: tuple[str, ...] = ()
     ) -> "Family":
-        """Return the family with an MTP head for `with_head`, which skips `skipped`."""
+        """Return the family with `with_head`, a variant with other skipped tensors."""
         return replace(self, with_head=replace(self, read_config=read_head, skipped=skipped, mtp_counts=()))
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:

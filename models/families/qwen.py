@@ -160,7 +160,7 @@ def gated_delta_net_weights(c: GatedDeltaNetConfig, hidden: int, path: Path, nam
     """
     inputs = {"in_proj_qkv": c.channels, "in_proj_z": c.value_width}
     adapted = split_rows(f"{name}.in_proj_qkvz.weight", inputs, hidden)
-    gates = dict.fromkeys(("in_proj_b", "in_proj_a"), c.value_heads)
+    gates = {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads}
     adapted |= split_rows(f"{name}.in_proj_ba.weight", gates, hidden)
     adapted["in_proj_qkv"].append(split_qkv(c, hidden, name))
     return branch_weights(c, hidden, path, name, adapted=adapted)

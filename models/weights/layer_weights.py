@@ -82,10 +82,10 @@ def layer_weights(
     """List the parameters of a layer at `path` with tensor prefix `layer`."""
     weights = []
     for j, branch in enumerate(branches):
-        place, is_post = (*path, "branches", j), isinstance(branch, PostNorm)
-        if norms and (not is_post or branch.in_front):
+        place, post = (*path, "branches", j), branch if isinstance(branch, PostNorm) else None
+        if norms and (post is None or post.in_front):
             weights += norm_weights(config, (*place, "norm"), norms[j], layer)
-        if post_norms and is_post:
+        if post_norms and post is not None:
             weights += norm_weights(config, (*place, "post_norm"), post_norms[j], layer)
         weights += describe(branch, config.hidden_size, (*place, "inner"), layer)
     return weights
@@ -142,7 +142,7 @@ def branch_weights(
 @cache
 def _built_shapes(c: BranchConfig | NormConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
     layer = nnx.eval_shape(lambda: c.build(hidden, OneKey()))
-    flat: list[tuple[Path, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
+    flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
     return {place: variable.get_value().shape for place, variable in flat}
 
 

@@ -208,6 +208,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     if attention is None or experts is None:
         reader.fault("num_hidden_layers", "layers of latent attention and of experts, the kinds of the head's layer")
     reader.close()
+    assert attention is not None and experts is not None
     return replace(config, head=(attention, replace(experts, **limits[-1])))
 
 

@@ -83,9 +83,9 @@ def layer_weights(
     weights = []
     for j, branch in enumerate(branches):
         place, post = (*path, "branches", j), branch if isinstance(branch, PostNorm) else None
-        if norms and (post is None or post.in_front):
+        if j < len(norms) and (post is None or post.in_front):
             weights += norm_weights(config, (*place, "norm"), norms[j], layer)
-        if post_norms and post is not None:
+        if j < len(post_norms) and post is not None:
             weights += norm_weights(config, (*place, "post_norm"), post_norms[j], layer)
         weights += describe(branch, config.hidden_size, (*place, "inner"), layer)
     return weights

@@ -24,10 +24,9 @@ from models.ops.linear import linear
 from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.recurrences.ssd import ssd
-from models.sharding.devices import SINGLE_DEVICE, Devices
+from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 from models.sharding.shard_sizes import shard_config
 from models.sharding.sharded_dim import Segment, shard_inputs, shard_outputs
-from models.sharding.varying import varying_like
 from models.state.rows import put_rows, take_rows
 from models.state.shapes import LaneInfo
 from models.state.state import ConvRecurrentState, StateArray, Stateful, conv_recurrent, name_dims, state_array

@@ -33,7 +33,7 @@ from ir_passes.jaxpr import ir
 from models import KV_BLOCK, kv_blocks
 from models.decoder.decoder import lane_info
 from models.ops.linear import LinearWeight
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 from models.state.pages import cache_positions
 from models.state.shapes import Hooks
 from models.state.state import StateArray

@@ -23,7 +23,7 @@ from hybridlm.programs.jax_settings import fixed_settings
 from hybridlm.requests.validation import check_count
 from models import Decoder
 from models.decoder.parallel import Parallel
-from models.decoder.streams import StreamConnection
+from models.decoder.streams import StreamMixer
 from models.mixers.recurrent import Recurrent
 from models.state.shapes import LaneInfo
 
@@ -125,7 +125,7 @@ def state_history(lm: LM, tokens: Any, group: int = 8) -> StateHistory:
 
 
 def _recurrent(model: Decoder) -> dict[int, tuple[Any, Any]]:
-    """Return each layer's norm or `StreamConnection` before its recurrent mixer, or None, and this mixer."""
+    """Return each layer's norm or `StreamMixer` before its recurrent mixer, or None, and this mixer."""
     layers: dict[int, tuple[Any, Any]] = {}
     for i, layer in enumerate(model.layers):
         branch = layer.branches[0]
@@ -156,7 +156,7 @@ def _history(mixer: Any, norm: Any, x: Array, group: int, field: str) -> tuple[A
     count = x.shape[0]
     groups = -(-count // group)
     inputs = x[None]
-    if isinstance(norm, StreamConnection):
+    if isinstance(norm, StreamMixer):
         inputs, _ = norm.split(inputs)
     elif norm is not None:
         inputs = norm(inputs)

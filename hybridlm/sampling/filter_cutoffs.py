@@ -16,8 +16,7 @@ from jaxtyping import Float32, Int32, UInt32
 
 from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel, result_like
-from models.sharding.devices import Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import Devices, varying_like
 
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""

@@ -17,7 +17,7 @@ from ir_passes.jaxpr import jax_private
 from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, combinations
 from models.ops.row_product import call_result, instruction_number
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 TARGET = "hybridlm_sample_rows"
 

@@ -20,8 +20,7 @@ from hybridlm.sampling.sample_rows import KERNEL as SAMPLE_ROWS
 from hybridlm.sampling.sample_rows import sample_rows
 from models.ops.layout import materialize
 from models.ops.row_product import fastest
-from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 HostOrDevice = Array | np.ndarray
 

@@ -1,6 +1,7 @@
 """Readers of common config.json fields."""
 
 from collections.abc import Mapping, Sequence
+from typing import Any
 
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions
@@ -24,7 +25,7 @@ def spelled(reader: ConfigReader, *names: str) -> str:
 def read_kinds(
     reader: ConfigReader, name: str, kinds: Sequence[str], layers: int, default: Sequence[str] | None = None
 ) -> list[str]:
-    """Read a list with one kind per layer, in the older or newer spelling; required without a default."""
+    """Read a list with one kind per layer, in either spelling; required without a default."""
     if default is not None and name not in reader:
         return list(default)
     values = reader.get(name)
@@ -79,17 +80,6 @@ def read_kv_heads(reader: ConfigReader, heads: int, default: int | None = None) 
     return kv_heads
 
 
-def read_experts(
-    reader: ConfigReader, *names: str, experts: int | None = None, per_token: int | None = None
-) -> tuple[int, int]:
-    """Read a router's experts, under one of some names, and experts per token; arguments are defaults."""
-    experts = reader.integer(spelled(reader, *names), experts)
-    per_token = reader.integer("num_experts_per_tok", per_token)
-    if per_token > experts:
-        reader.fault("num_experts_per_tok", f"at most {names[0]} ({experts})")
-    return experts, min(per_token, experts)
-
-
 PLACEHOLDERS = tuple(
     f"{part}_token_{end}"
     for part in ("image", "img_context", "video", "video_context", "audio", "sound_context", "ts", "time_series")
@@ -124,12 +114,14 @@ def read_decoder_config(
     tied: bool,
     positions: int,
     rope: Rope | None = None,
+    **options: Any,
 ) -> DecoderConfig:
     """Build the decoder config, after all other fields.
 
     Args:
         positions: default of `max_position_embeddings` in transformers.
         rope: may extend the context.
+        options: further fields of `DecoderConfig`.
 
     Raises:
         ConfigError: with every fault of the reader.
@@ -146,25 +138,9 @@ def read_decoder_config(
         ),
         layers=layers,
         eps=eps,
-        norm_offset=0.0,
         tied=tied,
         eos_token_ids=reader.integers("eos_token_id"),
         dtype=read_dtype(reader),
         unknown_keys=reader.close(),
+        **{"norm_offset": 0.0, **options},
     )
-
-
-def read_groups(
-    reader: ConfigReader, experts: int, per_token: int, names: tuple[str, str], defaults: tuple[int, int] = (1, 1)
-) -> tuple[int, int, int]:
-    """Read a router's groups, chosen groups and experts per token."""
-    groups, chosen = reader.integer(names[0], defaults[0]), reader.integer("topk_group", defaults[1])
-    if experts % groups or (groups > 1 and experts // groups < 2):
-        reader.fault(names[0], f"a divisor of the {experts} experts that leaves at least two in a group")
-        groups = 1
-    if chosen > groups:
-        reader.fault("topk_group", f"at most the {groups} groups")
-        chosen = groups
-    if per_token > (limit := chosen * (experts // groups)):
-        reader.fault(names[1], f"at most the {limit} experts of the chosen groups")
-    return groups, chosen, min(per_token, limit)

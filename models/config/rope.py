@@ -1,10 +1,10 @@
 """Reader of RoPE settings in config.json, for frequencies independent of the sequence."""
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 from models.config.reader import ConfigReader
-from models.layers.rope import LinearScaling, Llama3Scaling, ProportionalScaling, Rope, Scaling, YarnScaling
+from models.layers.rope import Llama3Scaling, ProportionalScaling, Rope, Scaling, YarnScaling
 
 TYPES = ("default", "mrope", "dynamic", "linear", "yarn", "llama3")
 """Implemented types; "dynamic" is plain RoPE up to `max_position_embeddings`."""
@@ -61,9 +61,7 @@ def read_ropes(reader: ConfigReader, head_dim: int, defaults: Mapping[str, Rope]
             outer.fault(kind, "an object with rope_type and rope_theta")
             ropes[kind] = rope
             continue
-        name = "rope_type" if "rope_type" in place or "type" not in place else "type"
-        proportional = place.choice(name, ["default", "proportional"], "default") == "proportional"
-        place.get("type")
+        proportional = _read_type(place, ("default", "proportional")) == "proportional"
         base, part = place.number("rope_theta", theta), place.number("partial_rotary_factor", share)
         if part > 1:
             place.fault("partial_rotary_factor", "a share of the head, at most 1")
@@ -73,10 +71,15 @@ def read_ropes(reader: ConfigReader, head_dim: int, defaults: Mapping[str, Rope]
     return ropes
 
 
-def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> Scaling | None:
-    name = "rope_type" if "rope_type" in place or "type" not in place else "type"
-    kind = place.choice(name, TYPES, "default")
+def _read_type(place: ConfigReader, types: Sequence[str]) -> str:
+    """Read `rope_type`, or `type` in older files."""
+    kind = place.choice("rope_type" if "rope_type" in place or "type" not in place else "type", types, "default")
     place.get("type")
+    return kind
+
+
+def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> Scaling | None:
+    kind = _read_type(place, TYPES)
     if kind in ("default", "mrope"):
         return None
     spelled = "model_max_length" in reader
@@ -85,7 +88,7 @@ def _read_scaling(reader: ConfigReader, place: ConfigReader, positions: int) -> 
         place.number("factor")
         return None
     if kind == "linear":
-        return LinearScaling(place.number("factor"))
+        return ProportionalScaling(None, place.number("factor"))
     outer = reader if "original_max_position_embeddings" in reader else place
     # With `model_max_length`, transformers takes the default of the family as the original context.
     original = outer.number("original_max_position_embeddings", None if spelled else float(positions))

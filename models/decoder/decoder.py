@@ -15,13 +15,12 @@ from jax import Array
 from jax.typing import DTypeLike
 from jaxtyping import Float32, Int32
 
-from models.decoder.streams import StreamConnection, StreamMixer, StreamsConfig, over_streams
+from models.decoder.streams import SourceMix, StreamMixer, StreamsConfig, over_streams
 from models.decoder.traced_once import one_pass, traced_once
 from models.layers.activations import scaled
 from models.layers.embedding import embedding_rows
 from models.layers.initial import matrix, sharded_dims_of
 from models.layers.norms import NormConfig
-from models.layers.source_mix import SourceMix
 from models.ops.layout import materialize
 from models.ops.linear import linear
 from models.sharding.devices import MODEL, SINGLE_DEVICE, Devices, all_reduce, local_rows
@@ -152,6 +151,10 @@ class DecoderConfig:
         """Number of layers, without the MTP head."""
         return len(self.layers)
 
+    def first(self, kinds: type | tuple[type, ...]) -> Any:
+        """Return the first mixer or feed-forward layer with a config of some kinds, or None."""
+        return next((branch for layer in self.layers for branch in layer if isinstance(branch, kinds)), None)
+
     def shard(self, devices: Devices) -> "DecoderConfig":
         """Return each device's config (tensor and expert parallel).
 
@@ -176,7 +179,7 @@ class DecoderConfig:
 class Branch(nnx.Module):
     """Residual branch `x + inner(norm(x))`, or as in its config's wrapper; no norm for `norms_input`.
 
-    With several streams the norm is a `StreamConnection`; a layer with `norms_input` adds to all streams.
+    With several streams the norm is a `StreamMixer`; a layer with `norms_input` adds to all streams.
     """
 
     def __init__(self, config: DecoderConfig, inner: BranchConfig, rngs: nnx.Rngs):
@@ -187,7 +190,7 @@ class Branch(nnx.Module):
         streams = config.streams if in_front else None
         self.norm = norm() if in_front and streams is None else None
         sizes = config.hidden_size, config.eps, config.norm_offset, config.devices
-        self.connection = None if streams is None else StreamConnection(streams, *sizes, rngs)
+        self.connection = None if streams is None else StreamMixer(streams, *sizes, rngs, injects=True)
         self.post_norm = None if post is None else norm()
         self.summed_over = config.devices.several(self.inner.summed_over)
         self.normed = inner if isinstance(inner, NormedResidual) else None

@@ -84,17 +84,10 @@ class MtpDecoder(Decoder):
     def stateful(self) -> list[Stateful]:
         return [*super().stateful(), self.mtp]
 
-    def run(
-        self,
-        tokens: Tokens,
-        info: LaneInfo,
-        state: tuple,
-        embeddings: Activations | None = None,
-        remat: bool = False,
-    ) -> tuple[Activations, tuple]:
+    def run(self, tokens: Tokens, info: LaneInfo, state: tuple, *args: Any, **kwargs: Any) -> tuple[Activations, tuple]:
         """Run decoder and head, with a pair per token after a sequence's first."""
         *layers, head = state
-        hidden, layers = super().run(tokens, info, tuple(layers), embeddings, remat)
+        hidden, layers = super().run(tokens, info, tuple(layers), *args, **kwargs)
         previous = take_rows(head.hidden, info.slots)
         carried = jnp.where(info.fresh[:, None], 0.0, previous)
         # The new hidden state is computed from the array of the pairs, after a barrier (ops/layout: in place).

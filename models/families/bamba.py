@@ -1,6 +1,5 @@
 """Bamba (Mamba2 or attention by layer) and Falcon-H1 (both in parallel), each with MLPs."""
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -15,7 +14,6 @@ from models.families.mamba.mamba2_fields import HYBRID_FIELDS, mamba2_weights, r
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight
 
@@ -86,11 +84,15 @@ def read_falcon(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("mlp_expansion_factor")
     reader.choice("attn_layer_indices", [None], None)
     layers = ((parallel, mlp),) * reader.integer("num_hidden_layers")
-    decoder = read_decoder_config(
-        reader, layers, eps, reader.flag("tie_word_embeddings", False), FALCON_POSITIONS, rope
-    )
-    return dataclasses.replace(
-        decoder, embedding_multiplier=factor["embedding_multiplier"], logits_multiplier=factor["lm_head_multiplier"]
+    return read_decoder_config(
+        reader,
+        layers,
+        eps,
+        reader.flag("tie_word_embeddings", False),
+        FALCON_POSITIONS,
+        rope,
+        embedding_multiplier=factor["embedding_multiplier"],
+        logits_multiplier=factor["lm_head_multiplier"],
     )
 
 
@@ -112,5 +114,5 @@ weights = partial(
     norms=("input_layernorm", "pre_ff_layernorm"),
     final_norm="model.final_layernorm.weight",
 )
-BAMBA = text_family("bamba", "Bamba", read_bamba, weights, MAMBA2_MIXER, ATTENTION)
-FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, MAMBA2_MIXER, ATTENTION)
+BAMBA = text_family("bamba", "Bamba", read_bamba, weights, Mamba2Config, AttentionConfig)
+FALCON_H1 = text_family("falcon_h1", "FalconH1", read_falcon, weights, Mamba2Config, AttentionConfig)

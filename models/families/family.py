@@ -1,7 +1,7 @@
 """Model family: a config reader, a list of weights, and the tensor names it skips."""
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -13,6 +13,7 @@ from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.architectures import text_classes
 from models.layers.initial import OneKey
+from models.mixers.samples import samples
 from models.state.state import state_size
 from models.weights.sources import Weight
 
@@ -71,7 +72,7 @@ class Family:
     def with_mtp(
         self, read_head: Callable[[Mapping[str, Any]], DecoderConfig], skipped: tuple[str, ...] = ()
     ) -> "Family":
-        """Return the family with an MTP head for `with_head`, which skips `skipped`."""
+        """Return the family with `with_head`, a variant with other skipped tensors."""
         return replace(self, with_head=replace(self, read_config=read_head, skipped=skipped, mtp_counts=()))
 
     def build(self, config: DecoderConfig, rngs: nnx.Rngs) -> Decoder:
@@ -114,11 +115,21 @@ class Family:
 
 def text_family(
     name: str,
-    stem: str,
+    stems: str | Sequence[str],
     read_config: Callable[[Mapping[str, Any]], DecoderConfig],
     weights: Callable[[DecoderConfig], list[Weight]],
-    *mixers: BranchConfig,
+    *mixers: type,
+    model_types: Sequence[str] = (),
+    architectures: Sequence[str] = (),
     **options: Any,
 ) -> Family:
-    """Return a family of one `model_type`, with the causal classes of `stem`; other arguments as for `Family`."""
-    return Family(name, (name,), read_config, weights, architectures=text_classes(stem), mixers=mixers, **options)
+    """Return a family in this package.
+
+    Args:
+        stems: of the names of causal classes.
+        mixers: configs of layers with state.
+        model_types, architectures: besides `name` and the causal classes; options: as for `Family`.
+    """
+    classes = (*text_classes(*((stems,) if isinstance(stems, str) else stems)), *architectures)
+    types = (name, *model_types)
+    return Family(name, types, read_config, weights, architectures=classes, mixers=samples(mixers), **options)

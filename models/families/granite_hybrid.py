@@ -3,7 +3,6 @@
 Published files and files of transformers have one tensor for all experts.
 """
 
-import dataclasses
 from collections.abc import Mapping
 from functools import partial
 from typing import Any
@@ -19,7 +18,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, WeightSource, split_rows
 
@@ -69,21 +67,17 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     reader.get("init_method")
     forward = read_feed_forward(reader)
     types = read_layer_types(reader, reader.integer("num_hidden_layers"))
-    multipliers = {
-        "embedding_multiplier": reader.number("embedding_multiplier", 1.0),
-        "residual_multiplier": reader.number("residual_multiplier", 1.0),
-        "logits_multiplier": 1.0 / reader.number("logits_scaling", 1.0),
-    }
-    layers = tuple((mixers[kind], forward) for kind in types)
-    decoder = read_decoder_config(
+    return read_decoder_config(
         reader,
-        layers,
+        tuple((mixers[kind], forward) for kind in types),
         eps,
         reader.flag("tie_word_embeddings", False),
         DEFAULT_POSITIONS,
-        rope if positions == "rope" else None,
+        attention.rope,
+        embedding_multiplier=reader.number("embedding_multiplier", 1.0),
+        residual_multiplier=reader.number("residual_multiplier", 1.0),
+        logits_multiplier=1.0 / reader.number("logits_scaling", 1.0),
     )
-    return dataclasses.replace(decoder, **multipliers)
 
 
 def _halves(name: str, width: int, hidden: int, module: str = "") -> dict[str, list[WeightSource]]:
@@ -124,5 +118,5 @@ MODULES = (
 )
 weights = partial(decoder_weights, describe=LAYERS)
 GRANITE_HYBRID = text_family(
-    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, MAMBA2_MIXER, ATTENTION, modules=MODULES
+    "granitemoehybrid", "GraniteMoeHybrid", read_config, weights, Mamba2Config, AttentionConfig, modules=MODULES
 )

@@ -4,7 +4,8 @@ from collections.abc import Mapping
 from functools import partial
 from typing import Any
 
-from models.config.fields import read_decoder_config, read_experts, read_heads
+from models.config.experts import read_experts
+from models.config.fields import read_decoder_config, read_heads
 from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
 from models.families.family import text_family
@@ -14,7 +15,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
-from models.mixers.samples import ATTENTION, MAMBA1_MIXER
 from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 262_144
@@ -74,4 +74,4 @@ weights = partial(
     norms=("input_layernorm", "pre_ff_layernorm"),
     final_norm="model.final_layernorm.weight",
 )
-JAMBA = text_family("jamba", "Jamba", read_config, weights, MAMBA1_MIXER, ATTENTION)
+JAMBA = text_family("jamba", "Jamba", read_config, weights, Mamba1Config, AttentionConfig)

@@ -17,7 +17,6 @@ from models.families.qwen import EXPERTS, read_delta_net, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, WeightSource, split_rows
 
@@ -66,4 +65,4 @@ def _delta_net(c: GatedDeltaNetConfig, hidden: int, path: Path, name: str) -> li
 weights = partial(
     decoder_weights, describe=by_kind({MoeConfig: EXPERTS, GatedDeltaNetConfig: ("linear_attn", _delta_net)})
 )
-LARA_MINI = text_family("lara_mini", "LaraMini", read_config, weights, GATED_DELTA_NET, ATTENTION)
+LARA_MINI = text_family("lara_mini", "LaraMini", read_config, weights, GatedDeltaNetConfig, AttentionConfig)

@@ -12,7 +12,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import OLDER_KINDS, read_decoder_config, read_groups, read_heads, spelled
+from models.config.experts import read_groups
+from models.config.fields import OLDER_KINDS, read_decoder_config, read_heads, spelled
 from models.config.reader import ConfigReader
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.families.family import text_family
@@ -22,7 +23,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import ATTENTION, MAMBA2_MIXER
 from models.weights.layer_weights import (
     HEAD_NAMES,
     backbone_weights,
@@ -30,7 +30,7 @@ from models.weights.layer_weights import (
     by_kind,
     head_weights,
     moe_weights,
-    norm_weight,
+    norm_weights,
 )
 from models.weights.sources import Weight
 
@@ -159,10 +159,9 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     pattern = "mtp_hybrid_override_pattern"
     name = "mtp_layers_block_type" if reader.get("mtp_layers_block_type") is not None else pattern
     kinds = kinds_of(["full_attention", "moe"] if reader.get(name) is None else reader.get(name))
-    branches = [branch for layer in config.layers for branch in layer]
     head = []
     for kind in kinds:
-        branch = next((branch for branch in branches if isinstance(branch, HEAD_KINDS.get(str(kind), ()))), None)
+        branch = config.first(HEAD_KINDS.get(str(kind), ()))
         if branch is None:
             reader.fault(name, f"{' and '.join(HEAD_KINDS)}, each with a layer of this kind in the decoder")
             break
@@ -215,7 +214,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     head = head_weights(config.hidden_size, "mtp.layers", names)
     for index, branch in enumerate(config.head):
         path, layer = ("mtp", "layer", "branches", index), f"mtp.layers.{index}"
-        head.append(norm_weight(config.hidden_size, path, f"{layer}.norm"))
+        head += norm_weights(config, (*path, "norm"), "norm", layer)
         head += _describe(branch, config.hidden_size, (*path, "inner"), layer)
     return [*decoder, *head]
 
@@ -226,10 +225,10 @@ NEMOTRON_H = text_family(
     "NemotronH",
     read_nemotron_h,
     weights,
-    MAMBA2_MIXER,
-    ATTENTION,
+    Mamba2Config,
+    AttentionConfig,
     skipped=(HEAD,),
     prefixes=("model.",),
     root="backbone.",
 ).with_mtp(read_head)
-MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, MAMBA2_MIXER, root="backbone.")
+MAMBA2 = text_family("mamba2", "Mamba2", read_pure_mamba2, weights, Mamba2Config, root="backbone.")

@@ -1,6 +1,7 @@
 """OLMo Hybrid: pre-norm Gated DeltaNet with write strengths up to 2, and post-norm attention layers."""
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 from models.config.fields import read_decoder_config, read_heads, read_kinds
@@ -12,8 +13,7 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.samples import ATTENTION, GATED_DELTA_NET
-from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weight
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, joined
 
 DEFAULT_POSITIONS = 65_536
@@ -100,14 +100,10 @@ ATTENDING = (("post_attention_layernorm", "feedforward_layer_norm"), ("post_feed
 LINEAR = (("input_layernorm", "attention_layer_norm"), ("post_attention_layernorm", "feedforward_layer_norm"))
 
 
-def weights(config: DecoderConfig) -> list[Weight]:
-    describe = by_kind({GatedDeltaNetConfig: ("linear_attn", _mixer)})
-    weights = decoder_weights(config, describe, norms=())
-    for i, (mixer, _) in enumerate(config.layers):
-        for j, norms in enumerate(ATTENDING if isinstance(mixer, PostNorm) else LINEAR):
-            names, path = [f"model.layers.{i}.{norm}" for norm in norms], ("layers", i, "branches", j)
-            weights.append(norm_weight(config.hidden_size, path, *names, post=isinstance(mixer, PostNorm)))
-    return weights
-
-
-OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GATED_DELTA_NET, ATTENTION)
+weights = partial(
+    decoder_weights,
+    describe=by_kind({GatedDeltaNetConfig: ("linear_attn", _mixer)}),
+    norms=LINEAR,
+    post_norms=ATTENDING,
+)
+OLMO_HYBRID = text_family("olmo_hybrid", "OlmoHybrid", read_config, weights, GatedDeltaNetConfig, AttentionConfig)

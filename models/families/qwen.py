@@ -9,17 +9,23 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_attending, read_dtype, read_experts, read_kv_heads, read_placeholders
+from models.config.experts import read_experts
+from models.config.fields import (
+    paired,
+    read_attending,
+    read_dtype,
+    read_kv_heads,
+    read_placeholders,
+)
 from models.config.reader import ConfigReader
 from models.config.rope import max_positions, read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
-from models.families.family import Family
+from models.families.family import Family, text_family
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.samples import ATTENTION, GATED_DELTA_NET
 from models.weights.layer_weights import (
     LayerWeights,
     Path,
@@ -154,7 +160,7 @@ def gated_delta_net_weights(c: GatedDeltaNetConfig, hidden: int, path: Path, nam
     """
     inputs = {"in_proj_qkv": c.channels, "in_proj_z": c.value_width}
     adapted = split_rows(f"{name}.in_proj_qkvz.weight", inputs, hidden)
-    gates = dict.fromkeys(("in_proj_b", "in_proj_a"), c.value_heads)
+    gates = {"in_proj_b": c.value_heads, "in_proj_a": c.value_heads}
     adapted |= split_rows(f"{name}.in_proj_ba.weight", gates, hidden)
     adapted["in_proj_qkv"].append(split_qkv(c, hidden, name))
     return branch_weights(c, hidden, path, name, adapted=adapted)
@@ -170,7 +176,7 @@ def weights(config: DecoderConfig, delta_net: LayerWeights = gated_delta_net_wei
     decoder = decoder_weights(config, describe)
     if config.head is None:
         return decoder
-    layer = layer_weights(config.head, config.hidden_size, ("mtp", "layer"), "mtp.layers.0", describe)
+    layer = layer_weights(config, config.head, ("mtp", "layer"), "mtp.layers.0", describe)
     return [*decoder, *head_weights(config.hidden_size, "mtp"), *layer]
 
 
@@ -188,7 +194,7 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
         reader.choice(name, [1], 1)
     reader.choice("mtp_layer_types", [["full_attention"]], ["full_attention"])
     reader.choice("mtp_use_dedicated_embeddings", [False], False)
-    attention = next((mixer for mixer, _ in config.layers if isinstance(mixer, AttentionConfig)), None)
+    attention = config.first(AttentionConfig)
     if attention is None:
         reader.fault("layer_types", "a layer of full attention, the kind of the head's layer")
         attention = AttentionConfig(1, 1, 1)
@@ -196,20 +202,9 @@ def read_head(config: DecoderConfig, fields: Mapping[str, Any]) -> DecoderConfig
     return replace(config, head=(attention, config.layers[0][1]))
 
 
-def qwen_family(
-    name: str, model_types: tuple[str, ...], read_config: ReadConfig, weights: Describes, architectures: tuple[str, ...]
-) -> Family:
+def qwen_family(name: str, stem: str, read_config: ReadConfig, weights: Describes, **options: Any) -> Family:
     """Return a Qwen family, with an MTP variant."""
-    family = Family(
-        name,
-        model_types,
-        read_config,
-        weights,
-        SKIPPED,
-        PREFIXES,
-        architectures=architectures,
-        mixers=(GATED_DELTA_NET, ATTENTION),
-    )
-    return family.with_mtp(
-        lambda fields: read_head(read_config(fields), fields), tuple(pattern for pattern in SKIPPED if pattern != HEAD)
-    )
+    mixers = GatedDeltaNetConfig, AttentionConfig
+    family = text_family(name, stem, read_config, weights, *mixers, skipped=SKIPPED, prefixes=PREFIXES, **options)
+    skipped = tuple(pattern for pattern in SKIPPED if pattern != HEAD)
+    return family.with_mtp(lambda fields: read_head(read_config(fields), fields), skipped)

@@ -7,8 +7,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import text_classes
-from models.families.qwen import qwen_family, read_decoder, read_moe, text_reader, weights
+from models.families.family import Family
+from models.families.qwen import ReadConfig, qwen_family, read_decoder, read_moe, text_reader, weights
 from models.layers.mlp import MlpConfig
 
 
@@ -28,13 +28,11 @@ def read_sparse(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder("qwen3_5_moe", outer, reader, [moe] * reader.integer("num_hidden_layers"))
 
 
-def _classes(stem: str) -> tuple[str, ...]:
-    """Return the classes of multimodal checkpoints and of text checkpoints."""
-    text = (f"{stem}TextModel", f"{stem}TextForSequenceClassification")
-    return (*text_classes(stem), f"{stem}ForConditionalGeneration", *text)
+def _family(name: str, stem: str, read: ReadConfig) -> Family:
+    """Return a family of multimodal checkpoints and of text checkpoints."""
+    classes = (f"{stem}ForConditionalGeneration", f"{stem}TextModel", f"{stem}TextForSequenceClassification")
+    return qwen_family(name, stem, read, weights, model_types=(f"{name}_text",), architectures=classes)
 
 
-QWEN3_5 = qwen_family("qwen3_5", ("qwen3_5", "qwen3_5_text"), read_dense, weights, _classes("Qwen3_5"))
-QWEN3_5_MOE = qwen_family(
-    "qwen3_5_moe", ("qwen3_5_moe", "qwen3_5_moe_text"), read_sparse, weights, _classes("Qwen3_5Moe")
-)
+QWEN3_5 = _family("qwen3_5", "Qwen3_5", read_dense)
+QWEN3_5_MOE = _family("qwen3_5_moe", "Qwen3_5Moe", read_sparse)

@@ -7,7 +7,6 @@ import numpy as np
 
 from models.decoder.decoder import DecoderConfig
 from models.families import qwen
-from models.families.architectures import text_classes
 from models.families.qwen import qwen_family, read_decoder, read_moe, split_qkv, text_reader
 from models.layers.mlp import MlpConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
@@ -55,4 +54,4 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return qwen.weights(config, fused_delta_net_weights)
 
 
-QWEN3_NEXT = qwen_family("qwen3_next", ("qwen3_next",), read_config, weights, text_classes("Qwen3Next"))
+QWEN3_NEXT = qwen_family("qwen3_next", "Qwen3Next", read_config, weights)

@@ -17,8 +17,7 @@ from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
 from models.decoder.streams import StreamsConfig
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.qwen import (
     DEFAULT_POSITIONS,
     EXPERTS,
@@ -37,7 +36,6 @@ from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.indexed_attention import IndexedAttentionConfig
 from models.mixers.ngram_embedding import NgramEmbeddingConfig
-from models.mixers.samples import GATED_DELTA_NET, INDEXED_ATTENTION, NGRAM_EMBEDDING
 from models.state.pages import KV_BLOCK
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights
 from models.weights.sources import Weight, WeightSource, joined, tensor
@@ -149,7 +147,7 @@ def _mixer_weights(path: Path, name: str, streams: StreamsConfig, hidden: int, c
 
 
 def _ngram_weights(c: NgramEmbeddingConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of n-grams, with tables in one tensor or in parts of equal size but the last."""
+    """List the parameters of n-grams; tables are one tensor, or parts (the last may be smaller)."""
     size, width, table = math.ceil(c.rows / c.parts), c.width // len(c.tables), f"{name}.ple_embedding.ngram_embedding"
     starts = range(0, c.rows, size)
     parts = {f"{table}.shard_{i}.weight": (min(size, c.rows - start), width) for i, start in enumerate(starts)}
@@ -201,14 +199,17 @@ def hash_numbers(config: DecoderConfig) -> dict[str, np.ndarray]:
     return numbers
 
 
-QWEN4_EXP = Family(
+QWEN4_EXP = text_family(
     "qwen4_exp",
-    ("qwen4_exp", "qwen4_exp_text"),
+    "Qwen4Exp",
     read_config,
     weights,
-    SKIPPED,
-    PREFIXES,
-    architectures=(*text_classes("Qwen4Exp"), "Qwen4ExpForConditionalGeneration", "Qwen4ExpTextModel"),
-    mixers=(GATED_DELTA_NET, INDEXED_ATTENTION, NGRAM_EMBEDDING),
+    GatedDeltaNetConfig,
+    IndexedAttentionConfig,
+    NgramEmbeddingConfig,
+    model_types=("qwen4_exp_text",),
+    architectures=("Qwen4ExpForConditionalGeneration", "Qwen4ExpTextModel"),
+    skipped=SKIPPED,
+    prefixes=PREFIXES,
     constants=hash_numbers,
 )

@@ -17,9 +17,8 @@ from models.families.mamba.mamba2_fields import mamba2_weights, read_mamba2, wit
 from models.layers.mlp import MlpConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.mixers.samples import MAMBA2_MIXER, SHARED_BLOCK
 from models.mixers.shared_block import SharedBlockConfig
-from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weight
+from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, norm_weights
 from models.weights.sources import Weight, WeightSource, split_rows
 
 DEFAULT_POSITIONS = 4096
@@ -83,13 +82,13 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     return read_decoder_config(reader, layers, eps, tied, DEFAULT_POSITIONS, attention.rope)
 
 
-def _mamba(c: Mamba2Config, hidden: int, path: Path, layer: str) -> list[Weight]:
-    norm = norm_weight(hidden, path[:-1], f"{layer}.input_layernorm")
-    return [norm, *mamba2_weights(c, hidden, path, f"{layer}.mamba")]
+def _mamba(config: DecoderConfig, c: Mamba2Config, hidden: int, path: Path, layer: str) -> list[Weight]:
+    norm = norm_weights(config, (*path[:-1], "norm"), "input_layernorm", layer)
+    return norm + mamba2_weights(c, hidden, path, f"{layer}.mamba")
 
 
 def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    """List the parameters of a layer that calls a block; of the block's with its first call."""
+    """List the parameters of a calling layer; the first call of a block also has the block's."""
     calls = {i: call for i, (call,) in enumerate(config.layers) if isinstance(call, SharedBlockConfig)}
     number, users = int(path[1]), [i for i, user in calls.items() if user.block == c.block]
     call, mamba = list(calls).index(number), f"{number}.mamba_decoder.mamba"
@@ -126,8 +125,8 @@ def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, 
 
 
 def weights(config: DecoderConfig) -> list[Weight]:
-    describe = by_kind({Mamba2Config: ("", _mamba), SharedBlockConfig: ("", partial(_call, config))})
+    describe = by_kind({Mamba2Config: ("", partial(_mamba, config)), SharedBlockConfig: ("", partial(_call, config))})
     return decoder_weights(config, describe, norms=(), final_norm="model.final_layernorm.weight")
 
 
-ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, MAMBA2_MIXER, SHARED_BLOCK)
+ZAMBA2 = text_family("zamba2", "Zamba2", read_config, weights, Mamba2Config, SharedBlockConfig)

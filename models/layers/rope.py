@@ -10,17 +10,6 @@ from jaxtyping import Float32, Int32
 
 
 @dataclass(frozen=True)
-class LinearScaling:
-    """Position interpolation (arXiv:2306.15595): every frequency is divided by `factor`."""
-
-    factor: float
-    amplitude: float = 1.0
-
-    def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
-        return frequencies / np.float32(self.factor)
-
-
-@dataclass(frozen=True)
 class YarnScaling:
     """YaRN (arXiv:2309.00071): division of low frequencies by `factor`, with a ramp to high ones.
 
@@ -77,22 +66,24 @@ class Llama3Scaling:
 
 @dataclass(frozen=True)
 class ProportionalScaling:
-    """Rotation of the first frequencies of a whole head ("proportional"): the others are zero.
+    """Division of all frequencies by `factor`: position interpolation ("linear", arXiv:2306.15595).
 
     Attributes:
-        factor: divisor of all frequencies.
+        rotated: number of first frequencies of a whole head that are not zero ("proportional"); None for all.
     """
 
-    rotated: int
+    rotated: int | None
     factor: float = 1.0
     amplitude: float = 1.0
 
     def scaled(self, frequencies: Float32[np.ndarray, " half"], theta: float) -> Float32[np.ndarray, " half"]:
         scaled = frequencies / np.float32(self.factor)
+        if self.rotated is None:
+            return scaled
         return np.where(np.arange(len(frequencies)) < self.rotated, scaled, np.float32(0))
 
 
-Scaling = LinearScaling | YarnScaling | Llama3Scaling | ProportionalScaling
+Scaling = YarnScaling | Llama3Scaling | ProportionalScaling
 
 
 @dataclass(frozen=True)

@@ -18,8 +18,7 @@ from models.mixers.attention import Attention, AttentionConfig
 from models.mixers.kv_cache import KVCache, append, attend, widened
 from models.ops.float32 import full_einsum
 from models.ops.linear import linear
-from models.sharding.devices import Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import Devices, varying_like
 from models.state.pages import KV_BLOCK, Pages, own_pages, put_tokens, take_pages, token_places
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import name_dims, state_array, stored_size

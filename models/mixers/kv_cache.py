@@ -15,8 +15,7 @@ from models.ops.decode_attention_gpu import KERNEL, decode_attention
 from models.ops.float32 import full_einsum
 from models.ops.layout import materialize, materialized_transpose
 from models.ops.summed_attention import MAX_SUMMED_QUERIES, summed_block
-from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 from models.state.pages import KV_BLOCK, Pages, own_pages, put_tokens, take_pages, token_places, window_pages
 from models.state.shapes import KeyCache, LaneInfo, ValueCache
 from models.state.state import turn_blocks

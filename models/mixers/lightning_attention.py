@@ -14,7 +14,7 @@ from flax import nnx
 from models.layers.initial import matrix, parameter
 from models.layers.norms import RMSNorm, grouped_rms_norm
 from models.layers.rope import Rope
-from models.mixers.recurrent import HeadOutputs, HeadRecurrence, Inner
+from models.mixers.recurrent import Channels, HeadOutputs, HeadRecurrence, Inner
 from models.ops.float32 import silu
 from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs
@@ -90,11 +90,13 @@ class LightningAttention(HeadRecurrence):
         recurrent = state_array(jnp.float32, value_head=heads, value=c.head_size, key=c.head_size)
         return ConvRecurrentState(None, recurrent)
 
-    def project_in(self, x: Activations) -> tuple[Inner, Inner]:
+    def project_in(self, x: Activations) -> tuple[Channels, Inner]:
         mixed, gate = (linear(x, weight[...], self.config.devices) for weight in (self.in_proj, self.gate))
         return silu(mixed) if self.config.activated else mixed, gate
 
-    def recur(self, tokens: Inner, info: LaneInfo, state: ConvRecurrentState) -> tuple[HeadOutputs, ConvRecurrentState]:
+    def recur(
+        self, tokens: Channels, info: LaneInfo, state: ConvRecurrentState
+    ) -> tuple[HeadOutputs, ConvRecurrentState]:
         c = self.config
         lanes, length, _ = tokens.shape
         q, k, v = (x.reshape((lanes, length, c.heads, c.head_size)) for x in jnp.split(tokens, 3, axis=-1))

@@ -17,7 +17,7 @@ from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import HeadOutputs, HeadRecurrence, Inner
 from models.ops.float32 import silu
 from models.ops.linear import linear
-from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.sharding.devices import SINGLE_DEVICE, Devices
 from models.sharding.shard_sizes import shard_groups
@@ -139,8 +139,7 @@ class Mamba2(HeadRecurrence):
         inputs = RecurrenceInputs(
             query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
         )
-        surroundings = Surroundings(tokens.step, self.D[...])
-        out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=surroundings)
+        out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=(tokens.step, self.D[...]))
         return out, ConvRecurrentState(conv, recurrent)
 
     def gated(self, mixed: HeadOutputs, gate: Inner) -> Inner:

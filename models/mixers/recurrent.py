@@ -12,6 +12,7 @@ from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.state.shapes import Activations, LaneInfo
 from models.state.state import ConvRecurrentState, Stateful
 
+Channels = Float32[Array, "lane token channel"]
 Inner = Float32[Array, "lane token inner"]
 HeadOutputs = Float32[Array, "lane token value_head value"]
 
@@ -54,7 +55,7 @@ class Recurrent(Stateful):
 
 
 class HeadRecurrence(Recurrent):
-    """A recurrence of heads, which requests read and change.
+    """A recurrence of heads; requests read and change them.
 
     Attributes:
         config: with `devices`.

@@ -19,8 +19,7 @@ from models.ops.float32 import full_einsum
 from models.ops.kernels import MODES, RowKernel, combinations
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.chunk_decay import power_of_two
-from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 MAX_GATHER_ROWS = 32
 """Maximum rows of `gather_form` on a CPU."""

@@ -97,12 +97,6 @@ def gpu_call(
         return pl.BlockSpec(memory_space=pl.ANY) if spec is None else pl.BlockSpec(*spec)
 
     outputs = out_specs if isinstance(out_specs, list) else [out_specs]
-    results = [block(spec) for spec in outputs]
-    grid_spec = pl.GridSpec(
-        grid=grid,
-        in_specs=[block(spec) for spec in in_specs],
-        out_specs=results if isinstance(out_specs, list) else results[0],
-    )
 
     def run(*operands: jax.Array) -> Any:
         arrays = *operands, *jax.tree.leaves(out_shape)
@@ -115,7 +109,9 @@ def gpu_call(
         return pl.pallas_call(
             kernel,
             out_shape,
-            grid_spec=grid_spec,
+            grid=grid,
+            in_specs=[block(spec) for spec in in_specs],
+            out_specs=[block(spec) for spec in outputs] if isinstance(out_specs, list) else block(out_specs),
             input_output_aliases=aliases or {},
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,

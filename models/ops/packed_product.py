@@ -4,7 +4,7 @@ Defined by `QuantisedWeight.numbers` and `dot`: results have the bits of the row
 """
 
 from functools import partial
-from typing import Any, NamedTuple, get_args
+from typing import Any, get_args
 
 import jax
 import numpy as np
@@ -15,19 +15,15 @@ from models.cpu_kernels import INSTRUCTIONS
 from models.ops.kernels import Kernel, RowKernel, combinations
 from models.ops.quantised_codes import Codes
 from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, supports_rows
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MORE_PACKED_ROWS = dict.fromkeys(MORE_ROWS, ANY_ROWS)
 """As `MORE_ROWS`; XLA writes the unpacked numbers to memory."""
+FORM = ("kind", "dtype", "instructions")
+"""Static arguments of the kernels: of the codes, of the products, and the instruction set."""
 MAX_EXPERT_ROWS = 1024
 """Rows of a product with experts; a matrix is unpacked once."""
-
-
-class ProductForm(NamedTuple):
-    kind: Codes
-    dtype: str
-    instructions: str
 
 
 def _supports(x: Any, weight: Any) -> bool:
@@ -42,7 +38,7 @@ KERNEL = Kernel("hybridlm_packed_product", "cpu", _supports)
 EXPERTS_KERNEL = Kernel("hybridlm_packed_expert_product", "cpu", _supports_experts)
 
 
-@partial(jax.jit, static_argnames="form")
+@partial(jax.jit, static_argnames=FORM)
 def packed_product(
     x: Float32[Array, "row in"],
     codes: Shaped[Array, "out stored"],
@@ -50,21 +46,23 @@ def packed_product(
     whole: Float32[Array, "out one"],
     zero: Shaped[Array, "out offset"],
     *,
-    form: ProductForm,
+    kind: Codes,
+    dtype: str,
+    instructions: str,
 ) -> Float32[Array, "row out"]:
     """Return `x @ weight.T`, each row by itself, accumulated in float32.
 
     With one instruction set, a row's bits do not depend on other rows.
 
     Args:
-        x: at least one row; rounded to the form's dtype.
+        x: at least one row; rounded to `dtype`.
         codes, scale: as for `QuantisedWeight`.
         whole, zero: likewise; empty for None.
     """
-    return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), form)
+    return _call(KERNEL.name, codes.shape[0], (x, codes, scale, whole, zero), kind, dtype, instructions)
 
 
-@partial(jax.jit, static_argnames="form")
+@partial(jax.jit, static_argnames=FORM)
 def packed_expert_product(
     x: Float32[Array, "row in"],
     codes: Shaped[Array, "expert out stored"],
@@ -73,27 +71,29 @@ def packed_expert_product(
     zero: Shaped[Array, "expert out offset"],
     expert: Int32[Array, " row"],
     *,
-    form: ProductForm,
+    kind: Codes,
+    dtype: str,
+    instructions: str,
 ) -> Float32[Array, "row out"]:
     """Return `y[r] = weight[expert[r]] @ x[r]`, as `packed_product`; NaN for an unknown expert."""
-    return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), form)
+    return _call(EXPERTS_KERNEL.name, codes.shape[1], (x, codes, scale, whole, zero, expert), kind, dtype, instructions)
 
 
-_FORMS = combinations(
-    form=[ProductForm(**form) for form in combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)]
-)
+_FORMS = combinations(kind=KINDS, dtype=DTYPES, instructions=INSTRUCTIONS)
 ROW_KERNELS = (
     RowKernel(packed_product, "lane shared shared shared shared", _FORMS),
     RowKernel(packed_expert_product, "lane shared shared shared shared lane", _FORMS),
 )
 
 
-def _call(name: str, outputs: int, operands: tuple[Array, ...], form: ProductForm) -> Float32[Array, "row out"]:
+def _call(
+    name: str, outputs: int, operands: tuple[Array, ...], kind: Codes, dtype: str, instructions: str
+) -> Float32[Array, "row out"]:
     operands = varying_like(operands, operands)
     result = call_result((operands[0].shape[0], outputs), operands[0])
     return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
         *operands,
-        kind=np.int64(KINDS.index(form.kind)),
-        dtype=np.int64(DTYPES.index(form.dtype)),
-        instructions=instruction_number(form.instructions),
+        kind=np.int64(KINDS.index(kind)),
+        dtype=np.int64(DTYPES.index(dtype)),
+        instructions=instruction_number(instructions),
     )

@@ -23,6 +23,8 @@ from models.ops.expert_dot import (
 from models.ops.expert_rows import KERNEL as GPU_KERNEL
 from models.ops.float32 import silu_gated
 from models.ops.kernels import RowKernel, combinations
+from models.ops.packed_product import EXPERTS_KERNEL as CPU_KERNEL
+from models.ops.packed_product import packed_expert_product
 from models.ops.quantised_codes import Codes
 from models.ops.quantised_weight import QuantisedWeight
 from models.sharding.devices import SINGLE_DEVICE, Devices
@@ -114,7 +116,7 @@ def experts_product(
         return product.reshape((*expert.shape, -1))
     if not isinstance(weight, QuantisedWeight):
         return expert_dot(x, weight, expert, devices, gated)
-    if weight.takes_experts(x, devices):
+    if CPU_KERNEL.chosen(devices, x, weight):
         return _by_kernel(x, weight, expert)
     form = ExpertForm(weight.kind, weight.dtype, devices, gated)
     if weight.whole is not None:
@@ -129,7 +131,8 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"]
 ) -> Float32[Array, "row out"]:
-    return jnp.where((expert < weight.shape[0])[:, None], weight.multiply_experts(x, expert), 0.0)
+    product = packed_expert_product(x, *weight.operands(), expert, **weight.form())
+    return jnp.where((expert < weight.shape[0])[:, None], product, 0.0)
 
 
 @_by_kernel.defjvp

@@ -12,14 +12,13 @@ import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jax.typing import DTypeLike
-from jaxtyping import Float, Float32, Int, Int32, Shaped, UInt8
+from jaxtyping import Float, Float32, Int, Shaped, UInt8
 
 from models.ops.linear import LinearWeight, dot
-from models.ops.packed_product import EXPERTS_KERNEL, KERNEL, ProductForm, packed_expert_product, packed_product
+from models.ops.packed_product import KERNEL, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.row_product import fastest
-from models.sharding.devices import SINGLE_DEVICE, Devices
-from models.sharding.varying import varying_like
+from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 MAX_BLOCK_NUMBERS = 1 << 19
 """Numbers that a CPU product dequantises at a time, for a core's cache."""
@@ -118,15 +117,9 @@ class QuantisedWeight(LinearWeight):
         empty = varying_like(jnp.zeros((len(x), outputs), jnp.float32), x, self.codes, self.scale)
         return lax.fori_loop(0, count, multiply, empty)
 
-    def multiply_experts(self, x: Float32[Array, "row in"], expert: Int32[Array, " row"]) -> Float32[Array, "row out"]:
-        return packed_expert_product(x, *self.operands(), expert, form=self.form())
-
-    def takes_experts(self, x: Float32[Array, "row in"], devices: Devices) -> bool:
-        return EXPERTS_KERNEL.chosen(devices, x, self)
-
-    def form(self) -> ProductForm:
-        """Return the kernels' form with the fastest instructions."""
-        return ProductForm(self.kind, self.dtype, fastest())
+    def form(self) -> dict[str, str]:
+        """Return the kernels' static arguments, with the fastest instructions."""
+        return {"kind": self.kind, "dtype": self.dtype, "instructions": fastest()}
 
     def operands(self) -> tuple[Array, Array, Array, Array]:
         """Return the kernels' arrays, empty for None."""
@@ -148,7 +141,7 @@ class QuantisedWeight(LinearWeight):
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
-    return packed_product(x, *weight.operands(), form=weight.form())
+    return packed_product(x, *weight.operands(), **weight.form())
 
 
 @_by_kernel.defjvp

@@ -16,7 +16,7 @@ from jaxtyping import Float, Float32
 
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.kernels import Kernel, RowKernel, combinations
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 MAX_ROWS = 64
 """Rows with instructions outside `MORE_ROWS`; XLA is as fast with more."""

@@ -20,7 +20,7 @@ from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel, result_like
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.ops.weight_tiles import numbers_of, supports_weight, turn_span, turn_terms
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 MAX_PLAIN_ROWS = 128
 """Maximum rows with plain weights; XLA computes more."""

@@ -14,7 +14,7 @@ from models.ops.kernel_products import MIN_ROWS
 
 
 def supports_weight(weight: Any) -> bool:
-    """Return whether tiles of a weight `[..., out, in]` have whole groups of a product's terms."""
+    """Return whether kernels can multiply tiles of a weight `[..., out, in]`."""
     if not getattr(weight, "tiles", True) or weight.shape[-1] % MIN_ROWS:
         return False
     return turn_terms([weight], MIN_ROWS) >= MIN_ROWS

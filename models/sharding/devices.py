@@ -4,13 +4,14 @@ Each device runs a decoder of local sizes (`DecoderConfig.shard`) inside `jax.sh
 parallel) and `expert` (expert parallel). An axis of one device causes no equation.
 """
 
-from typing import NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 import jax
 import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Bool, Float32, Int32
 
+T = TypeVar("T")
 MODEL = "model"
 """Tensor parallel axis: shards heads, channels, widths and vocabulary rows."""
 EXPERT = "expert"
@@ -92,3 +93,24 @@ def mean_over_group(
     group = group.reshape((1,) * (x.ndim - 1) + group.shape)
     sums = lax.psum(jnp.where(group, x, 0.0), MODEL)
     return jnp.sum(jnp.where(group, sums, 0.0), axis=-1, keepdims=True) / group_devices
+
+
+def varying_like(start: T, *like: Any) -> T:
+    """Mark `start` as varying over devices like other arrays, for a loop's carry.
+
+    Without varying arrays, this is no equation.
+
+    Arrays with varying indices need the mark too: JAX does not mark them automatically, and the gradient would come
+    from one device instead of the sum.
+
+    Args:
+        start: pytree, such as a loop's initial carry.
+        like: pytrees of other arrays.
+    """
+    axes = frozenset[str]().union(*(jax.typeof(leaf).mat.varying for leaf in jax.tree.leaves(like)))
+
+    def marked(leaf: Any) -> Any:
+        new = tuple(sorted(axes - jax.typeof(leaf).mat.varying))
+        return lax.pcast(leaf, new, to="varying") if new else leaf
+
+    return jax.tree.map(marked, start)

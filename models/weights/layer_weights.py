@@ -6,10 +6,11 @@ from typing import Any
 
 from flax import nnx
 
-from models.decoder.decoder import BranchConfig, DecoderConfig, Wrapped
+from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm, Wrapped
 from models.layers.initial import OneKey
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
+from models.layers.norms import NormConfig
 from models.mixers.attention import AttentionConfig
 from models.weights.sources import Weight, WeightSource, expert_matrices, tensor
 
@@ -24,6 +25,8 @@ HEAD_NAMES = {
     "norm": "final_layernorm",
 }
 """Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
+NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
+"""Tensors of the gate of a norm."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
@@ -31,26 +34,26 @@ Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 def decoder_weights(
     config: DecoderConfig,
     describe: Describe,
-    norms: Sequence[str] = NORMS,
+    norms: Sequence[str | Sequence[str]] = NORMS,
     embedding: str | Sequence[str] = "model.embed_tokens.weight",
     final_norm: str = "model.norm.weight",
     layers: str = "model.layers",
+    post_norms: Sequence[str | Sequence[str]] = (),
 ) -> list[Weight]:
     """List every parameter of a decoder.
 
     Args:
         describe: `(branch, hidden, path, layer)` -> parameters of a layer at `path` with tensor prefix `layer`.
-        norms: of a layer's branches; () if the caller describes them.
+        norms, post_norms: before a layer's branches, and after them (`PostNorm`), under one name or several; () if the
+            caller describes them.
     """
-    hidden, table = config.hidden_size, (config.vocab_size, config.hidden_size)
-    weights = [
-        tensor(("embed_tokens",), embedding, table),
-        tensor(("norm", "weight"), final_norm, (hidden,), float32=True),
-    ]
+    table = config.vocab_size, config.hidden_size
+    weights = [tensor(("embed_tokens",), embedding, table)]
+    weights += norm_weights(config, ("norm",), final_norm.removesuffix(".weight"))
     if not config.tied:
         weights.append(tensor(("lm_head",), "lm_head.weight", table))
     for i, branches in enumerate(config.layers):
-        weights += layer_weights(branches, hidden, ("layers", i), f"{layers}.{i}", describe, norms)
+        weights += layer_weights(config, branches, ("layers", i), f"{layers}.{i}", describe, norms, post_norms)
     return weights
 
 
@@ -68,24 +71,31 @@ def backbone_weights(config: DecoderConfig, describe: Describe) -> list[Weight]:
 
 
 def layer_weights(
+    config: DecoderConfig,
     branches: Sequence[BranchConfig],
-    hidden: int,
     path: Path,
     layer: str,
     describe: Describe,
-    norms: Sequence[str] = NORMS,
+    norms: Sequence[str | Sequence[str]] = NORMS,
+    post_norms: Sequence[str | Sequence[str]] = (),
 ) -> list[Weight]:
     """List the parameters of a layer at `path` with tensor prefix `layer`."""
-    weights = [norm_weight(hidden, (*path, "branches", j), f"{layer}.{norm}") for j, norm in enumerate(norms)]
+    weights = []
     for j, branch in enumerate(branches):
-        weights += describe(branch, hidden, (*path, "branches", j, "inner"), layer)
+        place, post = (*path, "branches", j), branch if isinstance(branch, PostNorm) else None
+        if j < len(norms) and (post is None or post.in_front):
+            weights += norm_weights(config, (*place, "norm"), norms[j], layer)
+        if j < len(post_norms) and post is not None:
+            weights += norm_weights(config, (*place, "post_norm"), post_norms[j], layer)
+        weights += describe(branch, config.hidden_size, (*place, "inner"), layer)
     return weights
 
 
-def norm_weight(hidden: int, branch: Path, *names: str, post: bool = False) -> Weight:
-    """Return the norm before a branch, or with `post` after it."""
-    path = (*branch, "post_norm" if post else "norm", "weight")
-    return tensor(path, [f"{name}.weight" for name in names], (hidden,), float32=True)
+def norm_weights(config: DecoderConfig, path: Path, names: str | Sequence[str], layer: str = "") -> list[Weight]:
+    """List the parameters of a norm at `path`, under one name or several below `layer`."""
+    stored = [f"{layer}.{name}" if layer else name for name in ((names,) if isinstance(names, str) else names)]
+    vectors = [WeightSource({f"{name}.weight": (config.hidden_size,)}) for name in stored]
+    return branch_weights(config.norm, config.hidden_size, path, stored[0], NORM_GATE, sources={"weight": vectors})
 
 
 def head_weights(hidden: int, name: str, names: Names | None = None) -> list[Weight]:
@@ -99,7 +109,7 @@ def head_weights(hidden: int, name: str, names: Names | None = None) -> list[Wei
 
 
 def branch_weights(
-    c: BranchConfig,
+    c: BranchConfig | NormConfig,
     hidden: int,
     path: Path,
     name: str,
@@ -109,7 +119,7 @@ def branch_weights(
     adapted: Sources | None = None,
     float32: Collection[str] = (),
 ) -> list[Weight]:
-    """List the parameters of a mixer or feed-forward layer, as `c.build` makes them.
+    """List the parameters of a mixer, feed-forward layer or norm, as `c.build` makes them.
 
     Parameter `a.b` at `path` is tensor `{name}.a.b.weight`; biases, `A_log` and `D` have no suffix. Vectors and `A_log`
     are float32.
@@ -130,9 +140,9 @@ def branch_weights(
 
 
 @cache
-def _built_shapes(c: BranchConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
+def _built_shapes(c: BranchConfig | NormConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
     layer = nnx.eval_shape(lambda: c.build(hidden, OneKey()))
-    flat: list[tuple[Path, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
+    flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
     return {place: variable.get_value().shape for place, variable in flat}
 
 

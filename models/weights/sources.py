@@ -107,7 +107,7 @@ def rows(name: str, shape: tuple[int, ...], index: np.ndarray) -> WeightSource:
 
 
 def split_rows(name: str, sizes: Mapping[str, int], inputs: int) -> dict[str, list[WeightSource]]:
-    """Return the sources of the parts of one matrix `[sum of sizes, inputs]`, consecutive rows each."""
+    """Return the sources of consecutive rows of one matrix `[sum of sizes, inputs]`, by part."""
     shape, index, parts = (sum(sizes.values()), inputs), np.arange(sum(sizes.values())), {}
     for part, size in sizes.items():
         parts[part] = [rows(name, shape, index[:size])]

@@ -5,7 +5,8 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds
+from models.config.experts import read_experts
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig
@@ -15,8 +16,6 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.mixers.samples import ATTENTION as ATTENTION_MIXER
-from models.mixers.samples import GATED_SHORT_CONV
 from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 128_000
@@ -104,7 +103,7 @@ weights = partial(
 
 
 LFM2, LFM2_MOE = (
-    text_family(name, stem, partial(_read_config, name), weights, GATED_SHORT_CONV, ATTENTION_MIXER)
+    text_family(name, stem, partial(_read_config, name), weights, GatedShortConvConfig, AttentionConfig)
     for name, stem in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
 )
 # Older files.

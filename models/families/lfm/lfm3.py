@@ -15,13 +15,9 @@ from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.mixers.samples import ATTENTION as ATTENTION_MIXER
-from models.mixers.samples import GATED_SHORT_CONV
-from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, norm_weight
-from models.weights.sources import Weight
+from models.weights.layer_weights import branch_weights, by_kind, decoder_weights
 
 DEFAULT_POSITIONS = 128_000
-NORMS = ("operator_norm", "ffn_norm")
 KINDS = ("conv", "sliding_attention", "full_attention")
 
 
@@ -68,31 +64,25 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     )
 
 
-_describe = by_kind(
-    {
-        AttentionConfig: ("self_attn", partial(branch_weights, names={"gate": "gate_proj"})),
-        MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
-        GatedShortConvConfig: ("conv", branch_weights),
-    }
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            AttentionConfig: ("self_attn", partial(branch_weights, names={"gate": "gate_proj"})),
+            MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+            GatedShortConvConfig: ("conv", branch_weights),
+        }
+    ),
+    norms=("operator_norm", "ffn_norm"),
+    post_norms=("post_operator_norm", "post_ffn_norm"),
+    final_norm="model.embedding_norm.weight",
 )
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    weights = decoder_weights(config, _describe, norms=NORMS, final_norm="model.embedding_norm.weight")
-    for i, block in enumerate(config.layers):
-        for j, (branch, norm) in enumerate(zip(block, NORMS, strict=True)):
-            if isinstance(branch, PostNorm):
-                name = f"model.layers.{i}.post_{norm}"
-                weights.append(norm_weight(config.hidden_size, ("layers", i, "branches", j), name, post=True))
-    return weights
-
-
 LFM3 = text_family(
     "lfm3",
     "Lfm3",
     read_config,
     weights,
-    GATED_SHORT_CONV,
-    ATTENTION_MIXER,
+    GatedShortConvConfig,
+    AttentionConfig,
     modules=((r"\.self_attn\.g_proj\.", ".self_attn.gate_proj."),),
 )

@@ -18,7 +18,6 @@ from models.families.qwen import EXPERTS, read_moe
 from models.layers.moe import MoeConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.samples import ATTENTION, KIMI_DELTA_ATTENTION
 from models.weights.layer_weights import Path, by_kind, decoder_weights
 from models.weights.sources import Weight, tensor
 
@@ -66,7 +65,7 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     branches = paired(kinds, {"full_attention": attention, "linear_attention": linear}, [moe] * layers)
     reader.fixed(IMPLEMENTED)
     reader.ignore(UNUSED)
-    decoder = read_decoder_config(
+    return read_decoder_config(
         reader,
         layers=tuple(
             (BlockResidual(mixer, begins=i % block == 0, mixes=i > 0), BlockResidual(forward, begins=False, mixes=True))
@@ -76,8 +75,8 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
         tied=reader.flag("tie_word_embeddings", False),
         positions=DEFAULT_POSITIONS,
         rope=rope,
+        norm_offset=1.0,
     )
-    return replace(decoder, norm_offset=1.0)
 
 
 def _mix(path: Path, name: str, hidden: int) -> list[Weight]:
@@ -103,5 +102,5 @@ def weights(config: DecoderConfig) -> list[Weight]:
 
 
 ALICE_AI = text_family(
-    "alice_ai", "AliceAI", read_config, weights, KIMI_DELTA_ATTENTION, ATTENTION, skipped=(r"mtp\..*",)
+    "alice_ai", "AliceAI", read_config, weights, KimiDeltaAttentionConfig, AttentionConfig, skipped=(r"mtp\..*",)
 )

@@ -14,8 +14,8 @@ from models.config.fields import paired, read_attending, read_decoder_config
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import DecoderConfig
-from models.families.architectures import named_classes, text_classes
-from models.families.family import Family
+from models.families.architectures import named_classes
+from models.families.family import text_family
 from models.families.linear_attention.kimi import (
     delta_attention_weights,
     latent_attention_weights,
@@ -29,7 +29,6 @@ from models.layers.rope import Rope
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
-from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION, LIGHTNING_ATTENTION
 from models.weights.layer_weights import (
     HEAD_NAMES,
     Path,
@@ -205,9 +204,7 @@ def read_head(fields: Mapping[str, Any]) -> DecoderConfig:
     reader.choice(next((name for name in MTP_COUNTS if name in reader), MTP_COUNTS[0]), [1], 1)
     reader.choice("mtp_use_kda", [False], False)
     limits = _read_limits(reader, config.num_layers)
-    branches = [branch for layer in config.layers for branch in layer]
-    attention = next((branch for branch in branches if isinstance(branch, LatentAttentionConfig)), None)
-    experts = next((branch for branch in branches if isinstance(branch, MoeConfig)), None)
+    attention, experts = config.first(LatentAttentionConfig), config.first(MoeConfig)
     if attention is None or experts is None:
         reader.fault("num_hidden_layers", "layers of latent attention and of experts, the kinds of the head's layer")
     reader.close()
@@ -242,7 +239,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
         return decoder
     layer = f"model.layers.{config.num_layers}"
     head = head_weights(config.hidden_size, layer, HEAD_NAMES)
-    return [*decoder, *head, *layer_weights(config.head, config.hidden_size, ("mtp", "layer"), layer, describe)]
+    return [*decoder, *head, *layer_weights(config, config.head, ("mtp", "layer"), layer, describe)]
 
 
 # Decay rates of lightning attention follow from the number of the layer.
@@ -252,14 +249,15 @@ MODULES = (
     (r"\.self_attn\.(forget_gate\.)?", ".attention."),
     (r"\.e_score_correction_bias$", ".expert_bias"),
 )
-BAILING_HYBRID = Family(
+BAILING_HYBRID = text_family(
     "bailing_hybrid",
-    ("bailing_hybrid",),
+    ("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
     read_config,
     weights,
-    SKIPPED,
+    KimiDeltaAttentionConfig,
+    LightningAttentionConfig,
+    LatentAttentionConfig,
+    skipped=SKIPPED,
     modules=MODULES,
-    architectures=text_classes("BailingMoeV3", "BailingHybrid", LIGHTNING_STEM),
-    mixers=(KIMI_DELTA_ATTENTION, LIGHTNING_ATTENTION, LATENT_ATTENTION),
     mtp_counts=MTP_COUNTS,
 ).with_mtp(read_head, SKIPPED)

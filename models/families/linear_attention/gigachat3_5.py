@@ -15,28 +15,19 @@ from models.config.reader import ConfigReader
 from models.config.rope import read_rope, yarn_score_factor
 from models.decoder.decoder import DecoderConfig, PostNorm
 from models.families.family import text_family
-from models.families.linear_attention.kimi import (
-    NORM_GATE,
-    latent_attention_weights,
-    read_feed_forward,
-    read_latent_attention,
-)
+from models.families.linear_attention.kimi import latent_attention_weights, read_feed_forward, read_latent_attention
 from models.families.qwen import read_delta_net
 from models.families.qwen3_next import fused_delta_net_weights
 from models.layers.activations import SwigluLimit
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
-from models.layers.norms import GATE_WIDTH, NormConfig
+from models.layers.norms import NormConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.samples import GATED_DELTA_NET, LATENT_ATTENTION
-from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights, norm_weight
-from models.weights.sources import Weight, tensor
+from models.weights.layer_weights import by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 131_072
 MTP_COUNTS = ("num_nextn_predict_layers",)
-NORMS = ("input_layernorm", "post_attention_layernorm")
-POST_NORMS = ("post_self_attn_layernorm", "post_feedforward_layernorm")
 GATED_NORMS = {"gated_rmsnorm_sigmoid": 0.0, "gated_rmsnorm_sigmoid_zero_centered": 1.0}
 """Norms of a delta net's outputs, with a sigmoid gate -> offset of their weights."""
 # Redundant sizes, MTP layers, training and caches of other systems.
@@ -121,50 +112,39 @@ def read_config(config: Mapping[str, Any]) -> DecoderConfig:
     blocks = paired(_read_types(reader, layers), mixers, feed_forward)
     reader.fixed(IMPLEMENTED)
     reader.ignore(UNUSED)
-    decoder = read_decoder_config(
+    return read_decoder_config(
         reader,
         layers=tuple(tuple(PostNorm(branch, in_front=True) for branch in block) for block in blocks),
         eps=eps,
         tied=reader.flag("tie_word_embeddings", False),
         positions=DEFAULT_POSITIONS,
         rope=mixers["full_attention"].rope,
+        norm_offset=norm.offset,
+        norm_gate=norm.gate,
     )
-    return replace(decoder, norm_offset=norm.offset, norm_gate=norm.gate)
 
 
-def _gate(norm: Path, name: str, size: int) -> list[Weight]:
-    """List the matrices of the gate of the norm at the path `norm`."""
-    shapes = {"gate_in": (GATE_WIDTH, size), "gate_out": (size, GATE_WIDTH)}
-    return [tensor((*norm, part), f"{name}.{NORM_GATE[part]}.weight", shape) for part, shape in shapes.items()]
-
-
-LAYERS = by_kind(
-    {
-        LatentAttentionConfig: ("self_attn", partial(latent_attention_weights, outputs=("o_proj",), interleaved=True)),
-        GatedDeltaNetConfig: ("self_attn", fused_delta_net_weights),
-        MoeConfig: ("mlp", moe_weights),
-    }
+weights = partial(
+    decoder_weights,
+    describe=by_kind(
+        {
+            LatentAttentionConfig: (
+                "self_attn",
+                partial(latent_attention_weights, outputs=("o_proj",), interleaved=True),
+            ),
+            GatedDeltaNetConfig: ("self_attn", fused_delta_net_weights),
+            MoeConfig: ("mlp", moe_weights),
+        }
+    ),
+    post_norms=("post_self_attn_layernorm", "post_feedforward_layernorm"),
 )
-
-
-def weights(config: DecoderConfig) -> list[Weight]:
-    weights = decoder_weights(config, LAYERS, norms=NORMS) + _gate(("norm",), "model.norm", config.hidden_size)
-    for i in range(config.num_layers):
-        for j, names in enumerate(zip(NORMS, POST_NORMS, strict=True)):
-            branch, (front, post) = ("layers", i, "branches", j), (f"model.layers.{i}.{name}" for name in names)
-            weights += _gate((*branch, "norm"), front, config.hidden_size)
-            weights.append(norm_weight(config.hidden_size, branch, post, post=True))
-            weights += _gate((*branch, "post_norm"), post, config.hidden_size)
-    return weights
-
-
 GIGACHAT3_5 = text_family(
     "gigachat3_5",
     "GigaChat35",
     read_config,
     weights,
-    GATED_DELTA_NET,
-    LATENT_ATTENTION,
+    GatedDeltaNetConfig,
+    LatentAttentionConfig,
     skipped=(r".*\.rotary_emb\.inv_freq",),
     mtp_counts=MTP_COUNTS,
 )

@@ -8,7 +8,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from models.config.fields import read_groups, read_kinds, spelled
+from models.config.experts import read_groups
+from models.config.fields import read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
@@ -16,11 +17,8 @@ from models.layers.rope import Rope
 from models.layers.router import RouterConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.weights.layer_weights import Path, branch_weights
+from models.weights.layer_weights import NORM_GATE, Path, branch_weights
 from models.weights.sources import Weight, WeightSource, joined, rows
-
-NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
-"""Tensors of the gate of a norm, in GigaChat."""
 
 
 def read_moe(reader: ConfigReader, grouped: tuple[int, int], scale: float) -> MoeConfig:

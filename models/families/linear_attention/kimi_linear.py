@@ -18,7 +18,6 @@ from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.samples import KIMI_DELTA_ATTENTION, LATENT_ATTENTION
 from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight
 
@@ -83,5 +82,5 @@ LAYERS = by_kind(
 weights = partial(decoder_weights, describe=LAYERS)
 MODULES = ((r"\.forget_gate\.", "."), (r"\.mlp\.", ".block_sparse_moe."))
 KIMI_LINEAR = text_family(
-    "kimi_linear", "KimiLinear", read_config, weights, KIMI_DELTA_ATTENTION, LATENT_ATTENTION, modules=MODULES
+    "kimi_linear", "KimiLinear", read_config, weights, KimiDeltaAttentionConfig, LatentAttentionConfig, modules=MODULES
 )

@@ -9,18 +9,17 @@ from typing import Any
 
 import numpy as np
 
-from models.config.fields import paired, read_decoder_config, read_experts, read_heads, read_kinds, spelled
+from models.config.experts import read_experts
+from models.config.fields import paired, read_decoder_config, read_heads, read_kinds, spelled
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
 from models.decoder.decoder import BranchConfig, DecoderConfig, NormedResidual
-from models.families.architectures import text_classes
-from models.families.family import Family
+from models.families.family import text_family
 from models.families.linear_attention.lightning import lightning_weights, slopes
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
-from models.mixers.samples import ATTENTION, LIGHTNING_ATTENTION
 from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight, rows
 
@@ -111,14 +110,15 @@ def weights(config: DecoderConfig) -> list[Weight]:
     return decoder_weights(config, by_kind(parts))
 
 
-MINIMAX = Family(
+MINIMAX = text_family(
     "minimax",
-    ("minimax", *ORIGINAL),
+    ("MiniMax", "MiniMaxText01", "MiniMaxM1"),
     read_config,
     weights,
+    LightningAttentionConfig,
+    AttentionConfig,
+    model_types=ORIGINAL,
     # Tables that follow from the rates, which transformers saves.
     skipped=(r".*\.self_attn\.(slope_rate|query_decay|key_decay|diagonal_decay)",),
     modules=((r"\.mlp\.", ".block_sparse_moe."),),
-    architectures=text_classes("MiniMax", "MiniMaxText01", "MiniMaxM1"),
-    mixers=(LIGHTNING_ATTENTION, ATTENTION),
 )

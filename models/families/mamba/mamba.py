@@ -10,7 +10,6 @@ from models.config.reader import ConfigReader
 from models.decoder.decoder import DecoderConfig
 from models.families.family import text_family
 from models.mixers.mamba1 import Mamba1Config
-from models.mixers.samples import MAMBA1_MIXER
 from models.weights.layer_weights import backbone_weights, branch_weights, by_kind
 
 DEFAULT_POSITIONS = 1_048_576
@@ -58,6 +57,6 @@ mamba1_weights = partial(branch_weights, names=NAMES)
 
 weights = partial(backbone_weights, describe=by_kind({Mamba1Config: ("mixer", mamba1_weights)}))
 MAMBA, FALCON_MAMBA = (
-    text_family(name, stem, partial(_read, name), weights, MAMBA1_MIXER, root="backbone.")
+    text_family(name, stem, partial(_read, name), weights, Mamba1Config, root="backbone.")
     for name, stem in (("mamba", "Mamba"), ("falcon_mamba", "FalconMamba"))
 )

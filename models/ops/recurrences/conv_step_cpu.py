@@ -13,7 +13,7 @@ from jaxtyping import Float, Float32, Int32
 
 from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.row_product import DTYPES, call_result, instruction_number
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 from models.state.shapes import LaneMask
 
 MIN_TAPS, MAX_TAPS = 2, 8

@@ -85,13 +85,8 @@ class RecurrenceOutputs(NamedTuple):
     state: Any
 
 
-class Surroundings(NamedTuple):
-    """Factors of SSD: time step on written, D on added values."""
-
-    scale: HeadGates
-    skip: Float32[Array, "value_head"]
-
-
+Surroundings = tuple[HeadGates, Float32[Array, "value_head"]]
+"""Factors of SSD: time step on written, D on added values."""
 RecurrenceForm = Callable[[RecurrenceInputs], RecurrenceOutputs]
 
 

@@ -12,7 +12,7 @@ import jax.numpy as jnp
 from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.row_product import call_result, instruction_number
-from models.sharding.varying import varying_like
+from models.sharding.devices import varying_like
 
 MAX_KEPT_TOKENS = 64
 """Tokens of a step with `keep_state`: a kernel's block."""

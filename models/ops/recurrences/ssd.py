@@ -37,9 +37,9 @@ def ssd(
     if surroundings is not None:
         if (outputs := with_surroundings(inputs, surroundings, keep_state)) is not None:
             return outputs
-        scaled = replace(inputs, value=surroundings.scale[..., None] * inputs.value)
-        outputs = ssd(scaled, keep_state)
-        return outputs._replace(output=outputs.output + surroundings.skip[None, None, :, None] * inputs.value)
+        scale, skip = surroundings
+        output, state = ssd(replace(inputs, value=scale[..., None] * inputs.value), keep_state)
+        return RecurrenceOutputs(output + skip[None, None, :, None] * inputs.value, state)
     if inputs.tokens == 1:
         return ssd_step(inputs, keep_state)
     return by_kernel(partial(ssd_chunked, keep_state=keep_state), inputs, keep_state)

@@ -50,7 +50,7 @@ def test_cards_without_products_of_bfloat16_run_the_plain_form(
 ) -> None:
     """A T4 and AMD's cards; the interpreter needs no card."""
     monkeypatch.setattr(gpu_call_module, "_device_names", lambda: ("a card", capability))
-    kernel = Kernel("a_kernel", "gpu", lambda: None)
+    kernel = Kernel("a_kernel", "gpu", lambda: True)
     assert kernel.chosen(Devices(platform="gpu", kernels="auto")) == runs
     assert kernel.chosen(Devices(platform="gpu", kernels="interpret"))
 
@@ -97,7 +97,7 @@ def test_many_query_rows_do_not_fit_into_tensor_memory(name: str, rows: int, til
 def test_arrays_whose_offsets_wrap_are_refused(numbers: int, dtype: type, supported: bool) -> None:
     array = jax.ShapeDtypeStruct((numbers // 16, 16), dtype)
     for platform in ("gpu", "cpu"):
-        kernel = Kernel("a_kernel", platform, lambda array: None)
+        kernel = Kernel("a_kernel", platform, lambda array: True)
         assert kernel.chosen(Devices(platform=platform, kernels="auto"), array) == (supported or platform == "cpu")
     gpu, rows = Devices(platform="gpu", kernels="auto"), jax.ShapeDtypeStruct((16, 16), jnp.float32)
     assert not PRODUCT.chosen(gpu, rows, array) or supported

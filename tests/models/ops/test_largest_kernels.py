@@ -17,7 +17,7 @@ from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
 from models.ops.quantised_experts import experts_product
 from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
 from models.sharding.devices import Devices
@@ -65,7 +65,7 @@ def surrounded(tokens: int, size: int) -> Case:
     def run(key: Any, value: Any, decay: Any, skip: Any, state: Any, *each: Any) -> Any:
         info = info_of(tokens, *each)
         inputs = RecurrenceInputs(key, key, value, decay, state, info.valid, info.fresh, None, GPU, info.slots)
-        return tuple(ssd(inputs, surroundings=Surroundings(-decay, skip)))
+        return tuple(ssd(inputs, surroundings=(-decay, skip)))
 
     arrays = array(lanes, tokens, groups, size), array(lanes, tokens, heads, size), array(lanes, tokens, heads)
     return run, (*arrays, array(heads), array(8, heads, size, size), *lane_arrays(lanes))

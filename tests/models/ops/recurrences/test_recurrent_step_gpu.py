@@ -23,7 +23,7 @@ from recurrence_cases import (
 )
 
 from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule, delta_rule_step, run_delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs, Surroundings
+from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrences.ssd import ssd, ssd_step
 from models.sharding.devices import Devices
@@ -250,7 +250,7 @@ def test_values_are_scaled_and_added_inside(tokens: int):
     operands = inputs("ssd in groups", 8, 4) if tokens == 1 else several("ssd in groups", tokens=tokens)
     rng = np.random.default_rng(tokens)
     scale = jnp.asarray(rng.uniform(0.1, 1, (LANES, tokens, HEADS)).astype(np.float32))
-    around = Surroundings(scale, jnp.asarray(rng.normal(size=HEADS).astype(np.float32)))
+    around = scale, jnp.asarray(rng.normal(size=HEADS).astype(np.float32))
 
     def run(operands: RecurrenceInputs, kernels: str) -> Any:
         devices = Devices(kernels=kernels)
@@ -265,7 +265,7 @@ def test_values_are_scaled_and_added_inside(tokens: int):
 
     def step(state: Any, lengths: Any, rest: Any) -> Any:
         real = jnp.arange(tokens)[None] < lengths[:, None]
-        every = Surroundings(rest.pop("scale"), around.skip)
+        every = rest.pop("scale"), around[1]
         item = RecurrenceInputs(**rest, state=state, valid=real, devices=Devices(kernels="interpret"))
         return tuple(ssd(item, surroundings=every))
 

@@ -6,7 +6,7 @@ import pytest
 from filled import filled, random_values
 from flax import nnx
 
-from models.layers.source_mix import SourceMix
+from models.decoder.streams import SourceMix
 
 HIDDEN, EPS = 12, 1e-6
 

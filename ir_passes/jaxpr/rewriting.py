@@ -1,4 +1,4 @@
-"""Programs and types for rewrites, plans, stored steps and the sanitizer; no proof depends on them."""
+"""Programs and types for rewrites, plans and the sanitizer; no proof depends on them."""
 
 import math
 from collections.abc import Callable, Mapping, Sequence

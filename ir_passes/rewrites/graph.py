@@ -47,9 +47,6 @@ def drop_dead(graph: Graph, say: Say = quiet) -> Graph:
     counts = [(len(eqns), sum(len(eqn.invars) + len(eqn.outvars) for eqn in eqns)) for eqns in programs]
     if counts[0] == counts[1]:
         return graph
-    before, after = (
-        sum(bytes_of(var.aval) for eqn in program.jaxpr.eqns for var in eqn.outvars)
-        for program in (graph.program, live)
-    )
-    say(f"dropped {counts[0][0] - counts[1][0]} dead equations and {before - after} bytes of scratch")
+    sizes = [sum(bytes_of(var.aval) for eqn in p.jaxpr.eqns for var in eqn.outvars) for p in (graph.program, live)]
+    say(f"dropped {counts[0][0] - counts[1][0]} dead equations and {sizes[0] - sizes[1]} bytes of scratch")
     return graph.with_program(live)

@@ -26,7 +26,7 @@ SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
 
 @dataclass(frozen=True)
 class Entry:
-    """Entry `lane` along dimension `dim` of an array of all lanes, or a part of it."""
+    """Entry of a lane, or a part of it, along `dim` of an array."""
 
     source: ir.Var
     dim: int

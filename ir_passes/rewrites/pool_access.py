@@ -95,24 +95,22 @@ class PoolAccesses:
         return _fact(self.value(atom))
 
     def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access to one pool; None for strides, several windows and other equations."""
+        """Return the box of an access to one pool; None for strides or several windows."""
         versions = self.versions_in(eqn)
         if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
             return None
         shape, axis = ir.shape_of(versions[0]), self.axes[self.versions[versions[0]]]
         if eqn.primitive.name == "slice":
-            sizes, starts = (
-                ir.shape_of(eqn.outvars[0]),
-                dict[int, IndexFact | None](enumerate(eqn.params["start_indices"])),
-            )
+            sizes, starts = ir.shape_of(eqn.outvars[0]), dict[int, IndexFact | None]()
+            starts.update(enumerate(eqn.params["start_indices"]))
             is_single = all(stride == 1 for stride in eqn.params["strides"] or ())
         else:
             access = self._access(eqn)
             sizes, starts = access.sizes, {dim: _fact(value) for dim, value in access.columns.items()}
             is_single = access.scalar and not access.paired
         dims = enumerate(zip(sizes, shape, strict=True))
-        known = [self._in_bounds(starts.get(dim, 0), *lengths, dim == axis) for dim, lengths in dims]
-        return Box(axis, tuple(known), tuple(sizes)) if is_single else None
+        box_starts = tuple(self._in_bounds(starts.get(dim, 0), *lengths, dim == axis) for dim, lengths in dims)
+        return Box(axis, box_starts, tuple(sizes)) if is_single else None
 
     def _access(self, eqn: ir.JaxprEqn) -> Access:
         site = Site(self._prover, eqn, self.graph.program.jaxpr, 0, self._env, ir.shapes(eqn.invars))

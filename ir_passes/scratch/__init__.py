@@ -1,1 +1,1 @@
-"""Scratch of a step before fusion: live ranges, plan and its check. Begin with `liveness` and `planner`."""
+"""Scratch of a step before fusion: live ranges (`liveness`), and plans (`planner`)."""

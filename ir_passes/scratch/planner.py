@@ -1,4 +1,4 @@
-"""Arena plan: offsets for the temporaries of a function, and its check by live ranges of the program."""
+"""Arena plan: offsets for the temporaries of a function, checked against live ranges."""
 
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field, replace

@@ -144,8 +144,8 @@ def local_target() -> Target:
     """Return the target of local devices; only this function asks JAX for its platform."""
     devices = jax.local_devices()
     local = Target(LOCAL, devices[0].platform, devices[0].device_kind, len(devices))
-    known = (name for name, device in {**GPUS, **TPUS}.items() if device.kind == local.device_kind)
-    figures = next(map(read_target, known), local)
+    names = (name for name, device in {**GPUS, **TPUS}.items() if device.kind == local.device_kind)
+    figures = next(map(read_target, names), local)
     return replace(figures, name=LOCAL, platform=local.platform, count=local.count)
 
 

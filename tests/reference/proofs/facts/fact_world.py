@@ -132,7 +132,7 @@ class World:
         """True if a fact holds; also for facts about arrays that this world lacks."""
         fact, shape = value.fact, elements.shape
         number = getattr(fact, "number", getattr(fact, "key", None))
-        if isinstance(number, Number) and number not in self.arrays:
+        if isinstance(number, int) and number not in self.arrays:
             return True
         match fact:
             case Iota(axis, div):

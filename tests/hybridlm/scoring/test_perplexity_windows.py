@@ -46,18 +46,6 @@ def test_as_lm_eval(size: int) -> None:
         assert split == list(by_definition(tokens, size - 1))
 
 
-@SIZES
-def test_every_token_is_predicted_once(size: int) -> None:
-    for length in LENGTHS:
-        windows = rolling_windows(range(length), PREFIX, size)
-        predicted = [token for window in windows for token in window.tokens[-window.predicted :]]
-        assert predicted == list(range(length))
-        assert all(window.predicted == size - 1 for window in windows[:-1])
-        assert all(1 <= window.predicted < len(window.tokens) <= size for window in windows)
-        assert all(len(window.tokens) == size for window in windows[1:])
-        assert windows[0].tokens[0] == PREFIX
-
-
 def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
     """Return log-probabilities (token + places) / -100, by place within the window."""
     return [

@@ -143,10 +143,11 @@ def test_a_state_adds_the_pages_from_its_first_new_position_on(cached: hybridlm.
             assert row[: len(prompt)].any(axis=(1, 2)).all() and not row[len(prompt) :].any()
 
 
-def test_long_prompts_leave_states_on_the_way() -> None:
-    class Nothing:
-        grows, state_bytes, span_bytes, copied = True, 1, 1, None
+class Nothing:
+    grows, state_bytes, span_bytes, copied = True, 1, 1, None
 
+
+def test_long_prompts_leave_states_on_the_way() -> None:
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     assert cache.stops(range(70), 0) == (32, 64, 68, 70)
     assert cache.stops(range(70), 30) == (34, 66, 70), "the first end of a step at or after every 8 chunks"
@@ -155,9 +156,6 @@ def test_long_prompts_leave_states_on_the_way() -> None:
 
 
 def test_prompts_wait_for_what_another_one_reads() -> None:
-    class Nothing:
-        grows, state_bytes, span_bytes, copied = True, 1, 1, None
-
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
     other = ActiveSequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
     assert not cache.should_wait([*range(3), 99, 98], [other]), "less than a chunk together"

@@ -71,28 +71,6 @@ def test_continues(texts: Path, output: str, windows: int):
     assert path.read_bytes() == texts.with_name(f"whole-{output}").read_bytes() and not folder.exists()
 
 
-def test_continues_with_a_model(texts: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    """300 rows of several lengths, stopped twice, equal the undisturbed run bit for bit."""
-    lines = [{"id": i, "text": "Ada has the kite. "[: 2 + i % 5]} for i in range(300)]
-    write_lines(texts, lines)
-    path, output = texts.with_name("whole.jsonl"), texts.with_name("out.jsonl")
-    text_lm.score_file(texts, path, window=64)
-    real, saved = text_lm.text_model.scores, []
-    for windows in (1, 2):
-        calls = iter([True] * windows)
-        monkeypatch.setattr(
-            text_lm.text_model,
-            "scores",
-            lambda *args, calls=calls, **options: real(*args, **options) if next(calls, False) else 1 / 0,
-        )
-        with pytest.raises(ZeroDivisionError) as raised:
-            text_lm.score_file(texts, output, window=64)
-        saved.append(raised.value.__notes__[-1].split(" rows")[0])
-    monkeypatch.setattr(text_lm.text_model, "scores", real)
-    assert saved == ["64", "192"] and text_lm.score_file(texts, output, window=64).kept == 192
-    assert output.read_bytes() == path.read_bytes() and [row["id"] for row in read_lines(output)] == list(range(300))
-
-
 CHANGES: dict[str, tuple[dict[str, Any], str]] = {
     "input": ({"lines": LINES[:-1]}, r"input: sha256 \w+ there, sha256 \w+ now"),
     "model": ({"origin": {"model": "other"}}, "model: toy there, other now"),

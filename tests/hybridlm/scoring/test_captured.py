@@ -90,17 +90,6 @@ def test_states_of_several_positions_equal_single_reads(text_lm: hybridlm.LM) ->
             np.testing.assert_allclose(item.captured.state(0)[position], expected, atol=1e-5)
 
 
-def test_positions_are_operands(text_lm: hybridlm.LM) -> None:
-    compiled = lambda: len(text_lm.engine.programs.shapes)
-    first = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[[4], [0], [3]])
-    count = compiled()
-    mask = np.arange(13) == 9
-    scores = text_lm.score(TEXTS[:3], hidden_states=[2], states=True, positions=[mask, "last", [1]])
-    assert compiled() == count
-    assert [item.captured and item.captured.positions.tolist() for item in scores] == [[9], [0], [1]]
-    assert first[0].captured is not None and first[0].captured.hidden_states[2].shape == (1, text_lm.config.hidden_size)
-
-
 @pytest.mark.long
 def test_behind_a_prefix_and_a_prompt(text_lm: hybridlm.LM) -> None:
     captured = text_lm.score([TEXTS[0]], hidden_states=[2], states=True)[0].captured
@@ -127,6 +116,9 @@ def test_nothing_is_compiled_for_other_layers_and_positions(text_lm: hybridlm.LM
         assert captured is not None and sorted(captured.hidden_states) == sorted(layers)
         for layer, rows in captured.hidden_states.items():
             np.testing.assert_allclose(rows, np.asarray(stream[layer])[positions], atol=2e-4, rtol=2e-4)
+    mask = np.isin(np.arange(13), (2, 9))
+    scores = text_lm.score(TEXTS, hidden_states=[0, 2], positions=[mask, "last", [], [1]])
+    assert [item.captured and item.captured.positions.tolist() for item in scores] == [[2, 9], [0], None, [1]]
     assert text_lm.stats["compiled"] == compiled
 
 

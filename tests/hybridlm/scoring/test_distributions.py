@@ -71,6 +71,11 @@ def test_the_whole_vocabulary_has_every_rank_once(text_lm: hybridlm.LM) -> None:
         best, values, _ = score.top.at(token)
         assert best.tolist() == ids[np.argsort(ranks)].tolist()
         assert values.tobytes() == logprobs[np.argsort(ranks)].tobytes()
+    (listed,) = text_lm.score([[5, 6, 7]], top_logprobs=4)
+    assert listed.top_logprobs == [
+        {},
+        *(dict(zip(*(x[:4].tolist() for x in score.top.at(i)[:2]), strict=True)) for i in (1, 2)),
+    ]
 
 
 def test_a_text_has_the_same_bits_alone_and_with_others(text_lm: hybridlm.LM) -> None:

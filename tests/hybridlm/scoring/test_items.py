@@ -1,6 +1,7 @@
 """Scores of prompts with completions and of chats equal scores of the whole text."""
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -65,29 +66,35 @@ def test_several_completions_share_the_prompt(text_lm: hybridlm.LM):
     assert [score.token_ids for score in several] == [[7, 8], [9]]
 
 
-def test_the_last_answer_of_a_chat(text_lm: hybridlm.LM):
-    assert text_lm.tokenizer is not None
-    template = (
+@pytest.fixture
+def with_template(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], hybridlm.LM]:
+    def model(template: str) -> hybridlm.LM:
+        monkeypatch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
+        monkeypatch.setattr(text_lm.tokenizer, "_compiled", {})
+        return text_lm
+
+    return model
+
+
+@pytest.fixture
+def chat_lm(with_template: Callable[[str], hybridlm.LM]) -> hybridlm.LM:
+    return with_template(
         "{% for m in messages %}<{{ m.role }}>{{ m.content }}<end>!{% endfor %}"
         "{% if add_generation_prompt %}<assistant>{% endif %}"
     )
-    ids = text_lm.tokenizer.encode
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
-        patch.setattr(text_lm.tokenizer, "_compiled", {})
-        (score,) = text_lm.score([{"messages": CHAT}])
-        # Up to the end token: the template's "!" after it is no part of an answer.
-        check(text_lm, score, ids("<user>hi<end>!<assistant>"), [*ids("yo"), 2])
 
 
-def test_a_template_that_changes_the_answer_is_refused(text_lm: hybridlm.LM):
+def test_the_last_answer_of_a_chat(chat_lm: hybridlm.LM):
+    assert chat_lm.tokenizer is not None
+    (score,) = chat_lm.score([{"messages": CHAT}])
+    # Up to the end token: the template's "!" after it is no part of an answer.
+    check(chat_lm, score, chat_lm.tokenizer.encode("<user>hi<end>!<assistant>"), [*chat_lm.tokenizer.encode("yo"), 2])
+
+
+def test_a_template_that_changes_the_answer_is_refused(with_template: Callable[[str], hybridlm.LM]):
+    lm = with_template("{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}")
     with pytest.raises(ValueError, match="writes the last answer otherwise"):
-        with pytest.MonkeyPatch.context() as patch:
-            template = "{{ messages[-1].content }}{% if add_generation_prompt %}<think>{% endif %}"
-            assert text_lm.tokenizer is not None
-            patch.setattr(text_lm.tokenizer, "chat_templates", {"default": template})
-            patch.setattr(text_lm.tokenizer, "_compiled", {})
-            text_lm.score([{"messages": CHAT}])
+        lm.score([{"messages": CHAT}])
 
 
 WRONG: list[tuple[Any, str]] = [
@@ -123,17 +130,6 @@ ROWS: list[dict[str, Any]] = [
     {"id": "chat", "messages": [CHAT[0], {"role": "assistant", "content": "yo"}]},
     {"id": "half", "prompt": "Who"},
 ]
-TEMPLATE = (
-    "{% for m in messages %}<{{ m.role }}>{{ m.content }}{% endfor %}"
-    "{% if add_generation_prompt %}<assistant>{% endif %}"
-)
-
-
-@pytest.fixture
-def chat_lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
-    monkeypatch.setattr(text_lm.tokenizer, "chat_templates", {"default": TEMPLATE})
-    monkeypatch.setattr(text_lm.tokenizer, "_compiled", {})
-    return text_lm
 
 
 def test_lines_of_a_file(chat_lm: hybridlm.LM, tmp_path: Path):

@@ -46,18 +46,6 @@ def test_as_lm_eval(size: int) -> None:
         assert split == list(by_definition(tokens, size - 1))
 
 
-@SIZES
-def test_every_token_is_predicted_once(size: int) -> None:
-    for length in LENGTHS:
-        windows = rolling_windows(range(length), PREFIX, size)
-        predicted = [token for window in windows for token in window[0][-window[1] :]]
-        assert predicted == list(range(length))
-        assert all(window[1] == size - 1 for window in windows[:-1])
-        assert all(1 <= window[1] < len(window[0]) <= size for window in windows)
-        assert all(len(window[0]) == size for window in windows[1:])
-        assert windows[0][0][0] == PREFIX
-
-
 def fake_scores(windows: list[tuple[int, ...]]) -> list[Score]:
     """Return log-probabilities (token + places) / -100, by place within the window."""
     return [

@@ -14,26 +14,6 @@ import hybridlm
 from hybridlm.steps.score import MIN_HEAD_ROWS, score_tokens
 from models import family_of
 
-TEXTS = ["x", "xy", "exact", "a text over several chunks", "Who has the kite?", "a text over several lines"]
-
-
-@pytest.mark.slow
-def test_logprobs_match_a_float64_log_softmax(text_lm: hybridlm.LM) -> None:
-    scores = text_lm.score(TEXTS, top_logprobs=4)
-    logits = np.asarray(text_lm.forward(padded([score.token_ids for score in scores])).logits, np.float64)
-    for text, score, rows in zip(TEXTS, scores, logits, strict=True):
-        assert score.token_ids == text_lm.tokenizer.encode(text)  # type: ignore[union-attr]  # it has one
-        assert score.logprobs.dtype == np.float32 and np.isnan(score.logprobs[0]) and not score.greedy[0]
-        count = len(score.token_ids) - 1
-        want = log_softmax(rows[:count])
-        np.testing.assert_allclose(score.logprobs[1:], want[np.arange(count), score.token_ids[1:]], atol=1e-4)
-        np.testing.assert_array_equal(score.greedy[1:], want.argmax(-1) == score.token_ids[1:])
-        assert score.top_logprobs is not None and score.top_logprobs[0] == {}
-        for row, top in zip(want, score.top_logprobs[1:], strict=True):
-            assert list(top) == np.argsort(-row, kind="stable")[:4].tolist()
-            np.testing.assert_allclose(list(top.values()), np.sort(row)[::-1][:4], atol=1e-4)
-        assert score.sum_logprob == pytest.approx(float(np.sum(score.logprobs[1:].astype(np.float64))))
-
 
 def test_log_softmax_of_extreme_logits_is_not_cut_off() -> None:
     """Weights that make logits of thousands: the log-probabilities are as large, and finite."""

@@ -7,24 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from arena_programs import MUTANTS, PROGRAMS, apart, mutant_plan
+from arena_programs import MUTANTS, PROGRAMS, mutant_plan
 
 from ir_passes.contract.contract import Lane, LaneContract, Opaque
 from ir_passes.jaxpr import ir
-from ir_passes.scratch import planner
-from ir_passes.scratch.liveness import liveness
-from ir_passes.scratch.planner import Plan, PlanError, declared_scratch, plan, plan_liveness, verify_plan
+from ir_passes.scratch.planner import Plan, PlanError, declared_scratch, plan, verify_plan
 
 X = jax.ShapeDtypeStruct((4, 8), np.float32)  # 128 bytes
-
-
-def chain(x):
-    """Five values and an output: add.0, mul.1, sin.2, sub.3, reshape.4 (a view), add.5."""
-    a = x + 1
-    b = a * 2
-    c = jnp.sin(a)
-    d = b - c
-    return d + c.reshape(4, 8).T.T[:, :]
 
 
 def simple(x):
@@ -170,29 +159,11 @@ def test_branches_may_share_their_bytes() -> None:
     verify_plan(plan.jaxpr, plan)
 
 
-@pytest.mark.parametrize("name", PROGRAMS)
-def test_accepts_the_planner(name: str, monkeypatch) -> None:
-    program = PROGRAMS[name]
-    plan = plan_liveness(liveness(program.fn, program.args(4)))
-    verify_plan(plan.jaxpr, plan)
-    monkeypatch.setattr(planner, "pack", apart)
-    plan = plan_liveness(liveness(program.fn, program.args(4)))
-    verify_plan(plan.jaxpr, plan)
-
-
 @pytest.mark.parametrize(("mutant", "name"), [(mutant, name) for mutant, names in MUTANTS.items() for name in names])
 def test_refuses_the_planner_with(mutant: str, name: str, monkeypatch) -> None:
     plan = mutant_plan(mutant, name, 4, monkeypatch)
-    with pytest.raises(PlanError):
-        verify_plan(plan.jaxpr, plan)
-
-
-@pytest.mark.parametrize(
-    ("mutant", "name"), [("forgotten view", "view"), ("forgotten pool read", "cache"), ("touching ends", "delta")]
-)
-def test_finds_the_bytes_that_two_values_share(mutant: str, name: str, monkeypatch) -> None:
-    plan = mutant_plan(mutant, name, 4, monkeypatch)
-    with pytest.raises(PlanError, match=r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["):
+    message = None if mutant == "size for one lane" else r"equation \d+: .* in bytes \[.*overlaps .* in bytes \["
+    with pytest.raises(PlanError, match=message):
         verify_plan(plan.jaxpr, plan)
 
 

@@ -6,10 +6,8 @@
 //   conv_step_check [brief]
 
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -29,25 +27,7 @@ struct Kind {
   bool narrow_taps, narrow_state, biased, activated, by_slot, at_end;
 };
 
-constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t SPARE_ROWS = 2;
-
-float widened(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float found;
-  std::memcpy(&found, &wide, sizeof found);
-  return found;
-}
-
-// The nearest number of bfloat16, by the two beside it.
-uint16_t narrowed(float x) {
-  uint32_t wide;
-  std::memcpy(&wide, &x, sizeof wide);
-  if (std::isnan(x)) return static_cast<uint16_t>(wide >> 16 | 0x40);
-  const uint16_t below = static_cast<uint16_t>(wide >> 16);
-  const uint32_t rest = wide & 0xffff;
-  return static_cast<uint16_t>(below + (rest > 0x8000 || (rest == 0x8000 && below % 2)));
-}
 
 // Numbers of float or bfloat16 at the edge of memory.
 class Stored {
@@ -71,16 +51,16 @@ class Stored {
   Guarded<char> bytes_;
 };
 
-class Case {
+class Case : public LaneCase<Case> {
  public:
+  friend LaneCase;
   Case(std::string name, int64_t set, const Sizes& s, const Kind& kind)
-      : name_(std::move(name)),
+      : LaneCase(std::move(name), s.lanes, s.tokens, kind.at_end),
         convolve_(hybridlm_convolve(set)),
         kind_(kind),
         s_(s),
         rows_(kind.by_slot ? s.lanes + SPARE_ROWS : s.lanes),
         slots_(s.lanes, kind.at_end),
-        lengths_(s.lanes, kind.at_end),
         fresh_(s.lanes, kind.at_end),
         x_(s.lanes * s.tokens * s.channels, kind.at_end),
         bias_(s.channels, kind.at_end),
@@ -124,16 +104,21 @@ class Case {
     restore();
     std::memset(out_.data(), 0xFF, static_cast<size_t>(out_.size()) * sizeof(float));
     if (keeps_state) state_.allow(PROT_READ);
-    cpu_kernels::conv_step(pool, convolve_, step(keeps_state));
+    run(pool, step(keeps_state));
     state_.allow(PROT_READ | PROT_WRITE);
     return result();
+  }
+
+  template <typename Pool>
+  void run(Pool& pool, const ConvStep& one) {
+    cpu_kernels::conv_step(pool, convolve_, one);
   }
 
   void all() {
     Alone alone;
     const Result whole = run(alone);
     numbers(whole);
-    untouched(whole);
+    untouched(whole.out, whole.state, rows_);
     {
       OwnThreads threads;
       same(run(threads), whole, "on several threads");
@@ -144,39 +129,7 @@ class Case {
     convolve_ = hybridlm_convolve(0);
     same(run(alone), whole, "in portable code");
     convolve_ = mine;
-    each_alone(whole);
-    token_by_token(whole);
-  }
-
-  void every_lane_disturbed() {
-    Alone alone;
-    const Result whole = run(alone);
-    const std::vector<char> start = start_;
-    const std::vector<float> x(x_.data(), x_.data() + x_.size());
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (const float other : {NOT_A_NUMBER, std::numeric_limits<float>::infinity(), 3e38f}) {
-        fill_tokens(lane, 0, other);
-        restore();
-        if (lengths_[lane]) fill_row(lane, other);
-        keep();
-        const Result found = run(alone);
-        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
-        start_ = start;
-        std::memcpy(x_.data(), x.data(), x.size() * sizeof(float));
-      }
-  }
-
-  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
-  void late_threads() {
-    Alone alone;
-    Late late;
-    const Result whole = run(alone);
-    same(run(late), whole, "without threads");
-    check(!late.waiting.empty(), name_ + ": too small for threads");
-    for (auto* one : {&x_, &bias_, &out_}) one->allow(PROT_NONE);
-    for (auto* one : {&taps_, &state_}) one->allow(PROT_NONE);
-    lengths_.allow(PROT_NONE);
-    for (auto& work : late.waiting) work();
+    in_parts(whole, fresh_);
   }
 
  private:
@@ -188,8 +141,15 @@ class Case {
   void fill_row(int64_t lane, float number) {
     for (int64_t k = 0; k < row_numbers(); ++k) state_.set(row_of(lane) * row_numbers() + k, number);
   }
-  void fill_tokens(int64_t lane, int64_t first, float number) {
-    std::fill_n(x_.data() + (lane * s_.tokens + first) * s_.channels, (s_.tokens - first) * s_.channels, number);
+  void fill_state(int64_t lane, float number) {
+    restore();
+    fill_row(lane, number);
+    keep();
+  }
+  std::vector<Guarded<float>*> tokens() { return {&x_}; }
+  void forbid() {
+    for (auto* one : {&bias_, &out_}) one->allow(PROT_NONE);
+    for (auto* one : {&taps_, &state_}) one->allow(PROT_NONE);
   }
   Result result() {
     return {std::vector<float>(out_.data(), out_.data() + out_.size()),
@@ -207,59 +167,17 @@ class Case {
     check(bits(one.out.data(), other.out.data(), out_.size() * 4) && one.state == other.state, name_ + ": other bits " + how);
   }
 
-  // Rows of idle lanes and of nobody keep their bits; padding is zero.
-  void untouched(const Result& found) {
-    std::vector<bool> written(static_cast<size_t>(rows_));
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      if (lengths_[lane]) written[static_cast<size_t>(row_of(lane))] = true;
-    for (int64_t row = 0; row < rows_; ++row)
-      check(written[static_cast<size_t>(row)] ||
-                bits(found.state.data() + row * row_bytes(), start_.data() + row * row_bytes(), row_bytes()),
-            name_ + ": row " + std::to_string(row) + " belongs to nobody and changed");
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (int64_t k = lengths_[lane] * s_.channels; k < s_.tokens * s_.channels; ++k)
-        check(found.out[static_cast<size_t>(lane * s_.tokens * s_.channels + k)] == 0, name_ + ": padding is not zero");
-  }
-
-  void each_alone(const Result& whole) {
-    for (int64_t lane = 0; lane < s_.lanes; ++lane) {
-      restore();
-      ConvStep one = of_lane(lane);
-      Alone alone;
-      cpu_kernels::conv_step(alone, convolve_, one);
-      check(same_lane(result(), whole, lane), name_ + ": other bits of lane " + std::to_string(lane) + " alone");
-    }
-  }
-
-  ConvStep of_lane(int64_t lane) {
+  // A lane by itself, from a token on.
+  ConvStep part_of(int64_t lane, int64_t token) {
     ConvStep one = step();
     one.slots = nullptr;
     one.lengths += lane;
     one.fresh += lane;
-    one.x += lane * s_.tokens * s_.channels;
-    one.out += lane * s_.tokens * s_.channels;
+    one.x += (lane * s_.tokens + token) * s_.channels;
+    one.out += (lane * s_.tokens + token) * s_.channels;
     one.state = state_.at(row_of(lane) * row_numbers());
     one.lanes = 1;
     return one;
-  }
-
-  // As many steps of one token have the bits of one step.
-  void token_by_token(const Result& whole) {
-    restore();
-    for (int64_t token = 0; token < s_.tokens; ++token)
-      for (int64_t lane = 0; lane < s_.lanes; ++lane) {
-        const int32_t length = token < lengths_[lane];
-        const bool fresh = fresh_[lane] && token == 0;
-        ConvStep one = of_lane(lane);
-        one.lengths = &length;
-        one.fresh = &fresh;
-        one.x += token * s_.channels;
-        one.out += token * s_.channels;
-        one.tokens = 1;
-        Alone alone;
-        cpu_kernels::conv_step(alone, convolve_, one);
-      }
-    same(result(), whole, "token by token");
   }
 
   void numbers(const Result& found) {
@@ -293,12 +211,11 @@ class Case {
       }
   }
 
-  std::string name_;
   Convolve convolve_;
   Kind kind_;
   Sizes s_;
   int64_t rows_;
-  Guarded<int32_t> slots_, lengths_;
+  Guarded<int32_t> slots_;
   Guarded<bool> fresh_;
   Guarded<float> x_, bias_, out_;
   Stored taps_, state_;

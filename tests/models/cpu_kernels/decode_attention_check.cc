@@ -6,7 +6,6 @@
 //   decode_attention_check [brief]
 
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <limits>
 #include <random>
@@ -27,8 +26,6 @@ struct Sizes {
   int64_t context() const { return blocks * PAGE_POSITIONS; }
 };
 
-constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
-
 float number_of(float x) { return x; }
 float number_of(uint16_t x) { return float_of(static_cast<uint32_t>(x) << 16); }
 
@@ -47,16 +44,20 @@ DecodeAttention part_of(DecodeAttention step, int64_t lane, int64_t token) {
 }
 
 template <typename Number>
-class Case {
+class Case : public LaneCase<Case<Number>> {
+  using Lanes = LaneCase<Case>;
+  friend Lanes;
+  using Lanes::lengths_;
+  using Lanes::name_;
+
  public:
   Case(std::string name, const AttendForms& forms, const Sizes& s, bool shared, bool at_end)
-      : name_(std::move(name)),
+      : Lanes(std::move(name), s.lanes, s.tokens, at_end),
         forms_(forms),
         s_(s),
         shared_(shared),
         pool_(1 + s.lanes * s.blocks + 3),
         pages_(s.lanes * s.blocks, at_end),
-        lengths_(s.lanes, at_end),
         positions_(s.lanes, at_end),
         query_(s.lanes * s.tokens * s.heads * s.key, at_end),
         new_keys_(s.lanes * s.tokens * s.kv_heads * s.key, at_end),
@@ -78,7 +79,7 @@ class Case {
       lengths_[lane] = static_cast<int32_t>(lane % 4 == 1 ? 0 : lane % 4 == 2 ? 1 : lane % 4 == 3 ? (s.tokens + 1) / 2 : s.tokens);
       const int64_t first = ends[lane % 8] - lengths_[lane];
       positions_[lane] = static_cast<int32_t>(first < 0 ? 0 : first);
-      fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
+      this->fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
       // Pages in an order of their own; those of no lane, the null page among them, are NaN.
       for (int64_t block = 0; block < s.blocks; ++block) {
         const int64_t page = 1 + ((lane + block * s.lanes) * 5 + 2) % (s.lanes * s.blocks + 3);
@@ -110,8 +111,8 @@ class Case {
   };
 
   void begin() {
-    std::memcpy(keys_.data(), start_keys_.data(), start_keys_.size() * sizeof(Number));
-    if (!shared_) std::memcpy(values_.data(), start_values_.data(), start_values_.size() * sizeof(Number));
+    std::memcpy(keys_.data(), start_.first.data(), start_.first.size() * sizeof(Number));
+    if (!shared_) std::memcpy(values_.data(), start_.second.data(), start_.second.size() * sizeof(Number));
     std::memset(out_.data(), 0xFF, static_cast<size_t>(out_.size()) * sizeof(float));
   }
 
@@ -146,43 +147,6 @@ class Case {
     token_by_token(whole);
   }
 
-  // Each lane is replaced by numbers that would show in any other.
-  void every_lane_disturbed() {
-    Alone alone;
-    const Result whole = run(alone);
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (const float other : {NOT_A_NUMBER, std::numeric_limits<float>::infinity(), 3e38f}) {
-        const std::vector<float> before[] = {copied(query_), copied(new_keys_), copied(new_values_)};
-        const std::vector<Number> keys = start_keys_, values = start_values_;
-        fill_tokens(lane, 0, other);
-        begin();
-        fill_cache(lane, other);
-        keep_start();
-        const Result found = run(alone);
-        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
-        start_keys_ = keys;
-        start_values_ = values;
-        int64_t k = 0;
-        for (auto* one : {&query_, &new_keys_, &new_values_}) {
-          if (one->size()) std::memcpy(one->data(), before[k].data(), before[k].size() * sizeof(float));
-          ++k;
-        }
-      }
-  }
-
-  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
-  void late_threads() {
-    Alone alone;
-    Late late;
-    const Result whole = run(alone);
-    same(run(late), whole, "without threads");
-    check(!late.waiting.empty(), name_ + ": too small for threads");
-    for (auto* one : {&query_, &new_keys_, &new_values_, &out_}) one->allow(PROT_NONE);
-    for (auto* one : {&keys_, &values_}) one->allow(PROT_NONE);
-    for (auto* one : {&pages_, &lengths_, &positions_}) one->allow(PROT_NONE);
-    for (auto& work : late.waiting) work();
-  }
-
  private:
   // Positions of a block (ATTENTION_BLOCK).
   static constexpr int64_t ATTENTION = 32;
@@ -209,26 +173,25 @@ class Case {
     return count == 0 || std::memcmp(&one[static_cast<size_t>(first)], &other[static_cast<size_t>(first)],
                                      static_cast<size_t>(count) * sizeof(T)) == 0;
   }
-  void keep_start() {
-    start_keys_ = copied(keys_);
-    start_values_ = copied(values_);
-  }
-  void fill_tokens(int64_t lane, int64_t first, float number) {
-    for (auto* one : {&query_, &new_keys_, &new_values_}) {
-      const int64_t size = one->size() / (s_.lanes * s_.tokens);
-      std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
-    }
-  }
+  void keep_start() { start_ = {copied(keys_), copied(values_)}; }
   void fill_page(Guarded<Number>& one, int64_t page, int64_t first, int64_t last, float number) {
     const int64_t size = numbers_of(one);
     for (int64_t head = page * s_.kv_heads; head < (page + 1) * s_.kv_heads; ++head)
       for (int64_t k = first * size; k < last * size; ++k)
         cpu_kernels::keep(number, one.data() + head * PAGE_POSITIONS * size + k);
   }
-  void fill_cache(int64_t lane, float number) {
+  void fill_state(int64_t lane, float number) {
+    begin();
     for (int64_t block = 0; block < s_.blocks; ++block)
       for (auto* one : {&keys_, &values_})
         if (page_of(lane, block)) fill_page(*one, page_of(lane, block), 0, PAGE_POSITIONS, number);
+    keep_start();
+  }
+  std::vector<Guarded<float>*> tokens() { return {&query_, &new_keys_, &new_values_}; }
+  void forbid() {
+    out_.allow(PROT_NONE);
+    for (auto* one : {&keys_, &values_}) one->allow(PROT_NONE);
+    for (auto* one : {&pages_, &positions_}) one->allow(PROT_NONE);
   }
   bool same_lane(const Result& one, const Result& other, int64_t lane) {
     const auto equal = [&](const auto& a, const auto& b, int64_t row, int64_t rows) {
@@ -267,8 +230,8 @@ class Case {
 
   // The caches have the rounded keys and values of real tokens at their positions, and are else as they were.
   void written(const Result& found) {
-    cache_written(start_keys_, found.keys, new_keys_, s_.key);
-    if (!shared_) cache_written(start_values_, found.values, new_values_, s_.value);
+    cache_written(start_.first, found.keys, new_keys_, s_.key);
+    if (!shared_) cache_written(start_.second, found.values, new_values_, s_.value);
   }
   void cache_written(std::vector<Number> expected, const std::vector<Number>& found, Guarded<float>& fresh, int64_t size) {
     for (int64_t lane = 0; lane < s_.lanes; ++lane)
@@ -327,16 +290,15 @@ class Case {
     }
   }
 
-  std::string name_;
   const AttendForms& forms_;
   Sizes s_;
   bool shared_;
   int64_t pool_;
-  Guarded<int32_t> pages_, lengths_, positions_;
+  Guarded<int32_t> pages_, positions_;
   Guarded<float> query_, new_keys_, new_values_;
   Guarded<Number> keys_, values_;
   Guarded<float> out_;
-  std::vector<Number> start_keys_, start_values_;
+  std::pair<std::vector<Number>, std::vector<Number>> start_;
 };
 
 template <typename Number>

@@ -6,7 +6,6 @@
 //   packed_product_check [brief]
 
 #include <cmath>
-#include <cstdio>
 #include <cstring>
 #include <random>
 #include <string>
@@ -18,7 +17,6 @@
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
 extern "C" const Unpack* hybridlm_unpack(int64_t instructions);
-extern "C" int64_t hybridlm_sets();
 
 namespace {
 
@@ -144,12 +142,8 @@ void check_rounding() {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  int sets = 0;
   check_rounding();
-  for (int64_t set = 0; set < hybridlm_sets(); ++set) {
-    if (!hybridlm_can_run(set)) continue;
-    ++sets;
+  return check_sets(count, arguments, [](const std::string&, int64_t set, bool brief) {
     for (const bool at_end : {true, false})
       for (const Sizes& sizes : {Sizes{8, 1, 1}, {32, 2, 3}, {66, 1, 9}, {96, 6, 8}, {192, 1, 5}, {96, 3, 33}, {256, 2, 17},
                                  {320, 10, 19}, {480, 1, 140}, {1024, 8, 101}}) {
@@ -172,7 +166,5 @@ int main(int count, char** arguments) {
         for (const int exponent : {106, -100}) has(Kind::e4m3, ScaleDtype::float32, Beside::nothing, exponent);
         has(Kind::e2m1, ScaleDtype::bfloat16, Beside::whole, 106);
       }
-  }
-  std::printf("%d instruction sets, %d faults\n", sets, faults);
-  return faults || !sets;
+  }, true);
 }

@@ -6,10 +6,7 @@
 //   recurrent_step_check [brief]
 
 #include <cmath>
-#include <cstdio>
 #include <cstring>
-#include <limits>
-#include <memory>
 #include <random>
 #include <string>
 #include <vector>
@@ -27,21 +24,20 @@ struct Sizes {
   int64_t lanes, tokens, heads, key_heads, values, keys;
 };
 
-constexpr float NOT_A_NUMBER = std::numeric_limits<float>::quiet_NaN();
 constexpr int64_t SPARE_ROWS = 2;
 
 // The operands of a step; `disturbed` lane holds numbers that would show in any other.
-class Case {
+class Case : public LaneCase<Case> {
  public:
+  friend LaneCase;
   Case(std::string name, Advance advance, Kind kind, const Sizes& s, bool by_slot, bool at_end)
-      : name_(std::move(name)),
+      : LaneCase(std::move(name), s.lanes, s.tokens, at_end),
         advance_(advance),
         kind_(kind),
         s_(s),
         rows_(by_slot ? s.lanes + SPARE_ROWS : s.lanes),
         by_slot_(by_slot),
         slots_(s.lanes, at_end),
-        lengths_(s.lanes, at_end),
         fresh_(s.lanes, at_end),
         decay_(s.lanes * s.tokens * s.heads * (kind == Kind::channel ? s.keys : 1), at_end),
         beta_(s.lanes * s.tokens * s.heads, at_end),
@@ -68,7 +64,7 @@ class Case {
     for (auto& one : start_) one = normal(random);
     for (int64_t lane = 0; lane < s.lanes; ++lane) {
       fill_tokens(lane, lengths_[lane], NOT_A_NUMBER);
-      if (fresh_[lane] && lengths_[lane]) fill_row(lane, NOT_A_NUMBER);
+      if (fresh_[lane] && lengths_[lane]) fill_state(lane, NOT_A_NUMBER);
     }
   }
 
@@ -85,12 +81,17 @@ class Case {
 
   template <typename Pool>
   Result run(Pool& pool, bool keeps_state = false) {
-    std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
+    restore();
     std::memset(out_.data(), 0xFF, static_cast<size_t>(out_.size()) * sizeof(float));
     if (keeps_state) state_.allow(PROT_READ);
-    cpu_kernels::recurrent_step(pool, advance_, step(keeps_state));
+    run(pool, step(keeps_state));
     state_.allow(PROT_READ | PROT_WRITE);
     return result();
+  }
+
+  template <typename Pool>
+  void run(Pool& pool, const RecurrentStep& one) {
+    cpu_kernels::recurrent_step(pool, advance_, one);
   }
 
   Result result() {
@@ -102,7 +103,7 @@ class Case {
     Alone alone;
     const Result whole = run(alone);
     numbers(whole);
-    untouched(whole);
+    untouched(whole.out, whole.state, rows_);
     {
       OwnThreads threads;
       same(run(threads), whole, "on several threads");
@@ -112,41 +113,7 @@ class Case {
       check(kept.out.size() == whole.out.size() && bits(kept.out.data(), whole.out.data(), out_.size()),
             name_ + ": other outputs where the state is kept");
     }
-    each_alone(whole);
-    token_by_token(whole);
-  }
-
-  // Each lane is replaced by numbers that would show in any other.
-  void every_lane_disturbed() {
-    Alone alone;
-    const Result whole = run(alone);
-    const std::vector<float> start = start_;
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (const float other : {NOT_A_NUMBER, std::numeric_limits<float>::infinity(), 3e38f}) {
-        std::vector<std::vector<float>> before;
-        for (auto* one : {&decay_, &beta_, &query_, &key_, &value_})
-          before.emplace_back(one->data(), one->data() + one->size());
-        fill_tokens(lane, 0, other);
-        if (lengths_[lane]) fill_row(lane, other);
-        const Result found = run(alone);
-        check_reach(name_, s_.lanes, lane, lengths_[lane] != 0, [&](int64_t one) { return same_lane(found, whole, one); });
-        start_ = start;
-        int64_t k = 0;
-        for (auto* one : {&decay_, &beta_, &query_, &key_, &value_})
-          std::memcpy(one->data(), before[static_cast<size_t>(k++)].data(), sizeof(float) * static_cast<size_t>(one->size()));
-      }
-  }
-
-  // Threads that begin after the call has returned touch nothing of it. The last check of a case.
-  void late_threads() {
-    Alone alone;
-    Late late;
-    const Result whole = run(alone);
-    same(run(late), whole, "without threads");
-    check(!late.waiting.empty(), name_ + ": too small for threads");
-    for (auto* one : {&decay_, &beta_, &query_, &key_, &value_, &out_, &state_}) one->allow(PROT_NONE);
-    lengths_.allow(PROT_NONE);
-    for (auto& work : late.waiting) work();
+    in_parts(whole, fresh_);
   }
 
  private:
@@ -155,14 +122,13 @@ class Case {
   static bool bits(const float* one, const float* other, int64_t count) {
     return std::memcmp(one, other, static_cast<size_t>(count) * sizeof(float)) == 0;
   }
-  void fill_row(int64_t lane, float number) {
+  void restore() { std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float)); }
+  void fill_state(int64_t lane, float number) {
     std::fill_n(start_.begin() + row_of(lane) * row_size(), row_size(), number);
   }
-  void fill_tokens(int64_t lane, int64_t first, float number) {
-    for (auto* one : {&decay_, &beta_, &query_, &key_, &value_}) {
-      const int64_t size = one->size() / (s_.lanes * s_.tokens);
-      std::fill_n(one->data() + (lane * s_.tokens + first) * size, (s_.tokens - first) * size, number);
-    }
+  std::vector<Guarded<float>*> tokens() { return {&decay_, &beta_, &query_, &key_, &value_}; }
+  void forbid() {
+    for (auto* one : {&out_, &state_}) one->allow(PROT_NONE);
   }
   bool same_lane(const Result& one, const Result& other, int64_t lane) {
     const int64_t shown = out_.size() / s_.lanes, row = row_of(lane) * row_size();
@@ -174,67 +140,22 @@ class Case {
           name_ + ": other bits " + how);
   }
 
-  // Rows of idle lanes and of nobody keep their bits; padding is zero.
-  void untouched(const Result& found) {
-    std::vector<bool> written(static_cast<size_t>(rows_));
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      if (lengths_[lane]) written[static_cast<size_t>(row_of(lane))] = true;
-    for (int64_t row = 0; row < rows_; ++row)
-      check(written[static_cast<size_t>(row)] ||
-                bits(found.state.data() + row * row_size(), start_.data() + row * row_size(), row_size()),
-            name_ + ": row " + std::to_string(row) + " belongs to nobody and changed");
-    const int64_t shown = s_.heads * s_.values;
-    for (int64_t lane = 0; lane < s_.lanes; ++lane)
-      for (int64_t k = lengths_[lane] * shown; k < s_.tokens * shown; ++k)
-        check(found.out[static_cast<size_t>(lane * s_.tokens * shown + k)] == 0, name_ + ": padding is not zero");
-  }
-
-  void each_alone(const Result& whole) {
-    for (int64_t lane = 0; lane < s_.lanes; ++lane) {
-      std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
-      RecurrentStep one = step();
-      const int64_t each = s_.tokens, row = row_of(lane);
-      one.slots = nullptr;
-      one.lengths += lane;
-      one.fresh += lane;
-      one.decay += lane * each * s_.heads * (one.by_channel ? s_.keys : 1);
-      if (one.beta) one.beta += lane * each * s_.heads;
-      one.query += lane * each * s_.key_heads * s_.keys;
-      one.key += lane * each * s_.key_heads * s_.keys;
-      one.value += lane * each * s_.heads * s_.values;
-      one.out += lane * each * s_.heads * s_.values;
-      one.state += row * row_size();
-      one.lanes = 1;
-      Alone alone;
-      cpu_kernels::recurrent_step(alone, advance_, one);
-      check(same_lane(result(), whole, lane), name_ + ": other bits of lane " + std::to_string(lane) + " alone");
-    }
-  }
-
-  // As many steps of one token have the bits of one step.
-  void token_by_token(const Result& whole) {
-    std::memcpy(state_.data(), start_.data(), start_.size() * sizeof(float));
-    for (int64_t token = 0; token < s_.tokens; ++token)
-      for (int64_t lane = 0; lane < s_.lanes; ++lane) {
-        const int32_t length = token < lengths_[lane];
-        const bool fresh = fresh_[lane] && token == 0;
-        const int64_t at = lane * s_.tokens + token;
-        RecurrentStep one = step();
-        one.slots = nullptr;
-        one.lengths = &length;
-        one.fresh = &fresh;
-        one.decay += at * s_.heads * (one.by_channel ? s_.keys : 1);
-        if (one.beta) one.beta += at * s_.heads;
-        one.query += at * s_.key_heads * s_.keys;
-        one.key += at * s_.key_heads * s_.keys;
-        one.value += at * s_.heads * s_.values;
-        one.out += at * s_.heads * s_.values;
-        one.state += row_of(lane) * row_size();
-        one.lanes = one.tokens = 1;
-        Alone alone;
-        cpu_kernels::recurrent_step(alone, advance_, one);
-      }
-    same(result(), whole, "token by token");
+  // A lane by itself, from a token on.
+  RecurrentStep part_of(int64_t lane, int64_t token) {
+    RecurrentStep one = step();
+    const int64_t at = lane * s_.tokens + token;
+    one.slots = nullptr;
+    one.lengths += lane;
+    one.fresh += lane;
+    one.decay += at * s_.heads * (one.by_channel ? s_.keys : 1);
+    if (one.beta) one.beta += at * s_.heads;
+    one.query += at * s_.key_heads * s_.keys;
+    one.key += at * s_.key_heads * s_.keys;
+    one.value += at * s_.heads * s_.values;
+    one.out += at * s_.heads * s_.values;
+    one.state += row_of(lane) * row_size();
+    one.lanes = 1;
+    return one;
   }
 
   void numbers(const Result& found) {
@@ -281,13 +202,12 @@ class Case {
       check(std::fabs(found.state[at + k] - row[k]) <= 4e-6 * size[k] + 1e-30, name_ + ": another state than that of float64");
   }
 
-  std::string name_;
   Advance advance_;
   Kind kind_;
   Sizes s_;
   int64_t rows_;
   bool by_slot_;
-  Guarded<int32_t> slots_, lengths_;
+  Guarded<int32_t> slots_;
   Guarded<bool> fresh_;
   Guarded<float> decay_, beta_, query_, key_, value_, out_, state_;
   std::vector<float> start_;

@@ -5,85 +5,20 @@
 //   row_product_check [brief]
 
 #include <cmath>
-#include <condition_variable>
-#include <cstdio>
 #include <cstring>
-#include <deque>
-#include <functional>
 #include <limits>
-#include <mutex>
 #include <random>
 #include <string>
-#include <thread>
 #include <vector>
 
 #include "checks.h"
 #include "row_products/row_product_call.h"
 
 extern "C" const Forms* hybridlm_forms(int64_t instructions);
-extern "C" int64_t hybridlm_sets();
 
 namespace {
 
 constexpr int64_t MAX_ROWS = 64;
-
-// Threads that take what is scheduled, in order.
-class Threads {
- public:
-  explicit Threads(int count) {
-    for (int k = 0; k < count; ++k) threads_.emplace_back([this] { run(); });
-  }
-  ~Threads() {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      ended_ = true;
-    }
-    changed_.notify_all();
-    for (auto& one : threads_) one.join();
-  }
-  int64_t num_threads() const { return static_cast<int64_t>(threads_.size()) + 1; }
-  template <typename F>
-  void Schedule(F&& work) {
-    {
-      std::lock_guard<std::mutex> lock(mutex_);
-      waiting_.emplace_back(std::forward<F>(work));
-    }
-    changed_.notify_one();
-  }
-
- private:
-  void run() {
-    std::unique_lock<std::mutex> lock(mutex_);
-    for (;;) {
-      changed_.wait(lock, [this] { return ended_ || !waiting_.empty(); });
-      if (waiting_.empty()) return;
-      auto work = std::move(waiting_.front());
-      waiting_.pop_front();
-      lock.unlock();
-      work();
-      lock.lock();
-    }
-  }
-  std::mutex mutex_;
-  std::condition_variable changed_;
-  std::deque<std::function<void()>> waiting_;
-  std::vector<std::thread> threads_;
-  bool ended_ = false;
-};
-
-float widened(uint16_t bits) {
-  const uint32_t wide = static_cast<uint32_t>(bits) << 16;
-  float x;
-  std::memcpy(&x, &wide, sizeof x);
-  return x;
-}
-
-uint16_t narrowed(float x) {
-  uint32_t bits;
-  std::memcpy(&bits, &x, sizeof bits);
-  if (std::isnan(x)) return static_cast<uint16_t>((bits >> 16) | 0x40);
-  return static_cast<uint16_t>((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16);
-}
 
 template <typename T>
 struct Dtype;
@@ -230,7 +165,7 @@ class Case {
 template <typename T>
 void check_form(const std::string& name, const Form& form, bool brief) {
   if (form.product == nullptr) return;
-  Threads three(2);
+  OwnThreads three;
   Alone alone;
   for (const int64_t inputs : {1, 2, 7, 8, 9, 15, 16, 17, 31, 32, 33, 63, 65, 130})
     for (const int64_t outputs : {1, 2, 3, 5, 8, 9, 25}) {
@@ -263,15 +198,8 @@ void check_form(const std::string& name, const Form& form, bool brief) {
 }  // namespace
 
 int main(int count, char** arguments) {
-  const bool brief = count > 1 && std::string(arguments[1]) == "brief";
-  int sets = 0;
-  for (int64_t set = 0; set < hybridlm_sets(); ++set) {
-    if (!hybridlm_can_run(set)) continue;
-    ++sets;
-    const std::string name = "set " + std::to_string(set);
+  return check_sets(count, arguments, [](const std::string& name, int64_t set, bool brief) {
     check_form<uint16_t>(name + " bfloat16", hybridlm_forms(set)->bfloat16, brief);
     check_form<float>(name + " float32", hybridlm_forms(set)->float32, brief);
-  }
-  std::printf("%d instruction sets, %d faults\n", sets, faults);
-  return faults || !sets;
+  }, true);
 }

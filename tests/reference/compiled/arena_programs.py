@@ -155,7 +155,7 @@ def apart(buffers: Sequence[Buffer]) -> list[int]:
 
 
 def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
-    """The plan of a program with one fault; "none" is without."""
+    """The plan of a program with one fault."""
     program = PROGRAMS[name]
     live = liveness(program.fn, program.args(lanes))
     if mutant == "touching ends":
@@ -166,8 +166,6 @@ def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:
         live = forgets_pool_reads(live)
     elif mutant == "size for one lane":
         live = sized_for_one_lane(live, liveness(program.fn, program.args(1)))
-    else:
-        assert mutant == "none", mutant
     return plan_liveness(live)
 
 

@@ -78,6 +78,7 @@ class FixedDrafts:
         return [token_ids[-1], 18][:k]
 
 
+@pytest.mark.slow
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All changes at once in three lanes, next to plain requests; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)

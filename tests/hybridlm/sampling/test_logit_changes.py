@@ -129,6 +129,7 @@ def test_an_end_token_can_be_a_bad_word(text_lm: hybridlm.LM) -> None:
     assert ended.token_ids == [end] and end not in banned.token_ids and banned.finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_the_largest_changes_stay_finite(text_lm: hybridlm.LM) -> None:
     (free,) = text_lm.generate([PROMPT], max_tokens=1)
     bias = {token: 1e12 for token in range(97)} | {free.token_ids[0]: -3e38}

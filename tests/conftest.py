@@ -56,9 +56,9 @@ jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 @functools.cache
 def kernel_builder() -> Any:
-    """Load models.cpu_kernels.build without its package, which takes 6 s of a processor.
+    """Load models.cpu_kernels.build without its package.
 
-    The first process of xdist runs no test that needs the package.
+    Its import takes 6 s of a processor, and the first process of xdist runs no tests.
     """
     package = importlib.util.find_spec("models")
     assert package is not None and package.submodule_search_locations is not None

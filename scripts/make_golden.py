@@ -9,6 +9,9 @@ have a random checkpoint and results of a float64 forward from tests/reference. 
 mamba_ssm. Random prompts are tried until no step is a near tie and the oracle's rounding noise is small.
 """
 
+# Without the oracle's packages their types are not known.
+# pyright: reportMissingImports=false
+
 import argparse
 import json
 import pathlib

@@ -7,6 +7,9 @@ Mamba2 (short convolutions in GGUF). Each folder has the checkpoint and `expecte
 position and greedy tokens of transformers with the library's numbers, and a sum of each row with factors by column.
 """
 
+# Without the oracle's packages their types are not known.
+# pyright: reportMissingImports=false
+
 import argparse
 import dataclasses
 import json

@@ -11,6 +11,7 @@ import os
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 # XLA compiles in a third of the time: LLVM leaves the loops alone, and fusions and scatters are emitted in an
 # older and simpler way, which later versions do not have. Tests about XLA's own programs compile those as for users
@@ -53,10 +54,25 @@ jax.config.update("jax_numpy_rank_promotion", "raise")
 jax.config.update("jax_persistent_cache_min_compile_time_secs", 0.2)
 
 
+@functools.cache
+def kernel_builder() -> Any:
+    """Load models.cpu_kernels.build without its package.
+
+    Its import takes 6 s of a processor, and the first process of xdist runs no tests.
+    """
+    package = importlib.util.find_spec("models")
+    assert package is not None and package.submodule_search_locations is not None
+    path = Path(package.submodule_search_locations[0], "cpu_kernels", "build.py")
+    spec = importlib.util.spec_from_file_location("cpu_kernels_build", path)
+    assert spec is not None and spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
 def pytest_configure(config: pytest.Config) -> None:
     """Rebuild the CPU kernels if their sources have changed since installation."""
-    from models.cpu_kernels import build
-
+    build = kernel_builder()
     if not hasattr(config, "workerinput") and not build.is_current() and build.compiler() is not None:
         build.build()
 
@@ -64,8 +80,7 @@ def pytest_configure(config: pytest.Config) -> None:
 @functools.cache
 def has_no_compiler() -> bool:
     """Whether there can be no kernels for CPUs here."""
-    from models.cpu_kernels import build
-
+    build = kernel_builder()
     return not build.is_current() and build.compiler() is None
 
 

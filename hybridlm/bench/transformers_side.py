@@ -1,5 +1,8 @@
 """Benchmark side of Hugging Face transformers, in this process (extra `bench`)."""
 
+# Without torch and transformers their types are not known.
+# pyright: reportMissingImports=false
+
 import inspect
 import time
 from pathlib import Path

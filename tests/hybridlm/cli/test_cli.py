@@ -97,6 +97,7 @@ def test_several_prompts(lm: hybridlm.LM):
     assert printed(*GENERATE, stdin="\r\n".join(prompts) + "\r\n\n") == expected
 
 
+@pytest.mark.slow
 def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
     sampled = (*GENERATE, "--temperature", "1.5", "--max-tokens", "9", "--ignore-eos", "Ada")
     first = run(*sampled)

@@ -55,6 +55,7 @@ def test_a_request_that_never_fits_is_refused(narrow: hybridlm.LM) -> None:
         narrow.prefix(prompt(300))
 
 
+@pytest.mark.slow
 def test_a_request_that_just_fits_ends(narrow: hybridlm.LM) -> None:
     (completion,) = narrow.generate([prompt(200)], max_tokens=57, **PLAIN)
     assert len(completion.token_ids) == 57 and narrow.stats["preemptions"] == 0

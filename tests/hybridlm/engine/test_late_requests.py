@@ -69,12 +69,14 @@ def run(
     return kinds, first, [outputs[index] for index in sorted(outputs)]
 
 
+@pytest.mark.slow
 def test_a_short_late_prompt_waits_for_one_step(lm: hybridlm.LM) -> None:
     kinds, first, _ = run(lm, [5])
     assert kinds[0] == "prefill"
     assert first[2] == 2  # the call that dispatches the prefill step, and the call that reads its token
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("speculate", [None, "ngram"])
 def test_a_long_late_prompt_does_not_stall_decoding(lm: hybridlm.LM, speculate: str | None) -> None:
     kinds, _, tokens = run(lm, [200], speculate)

@@ -153,6 +153,7 @@ def test_prefill_steps_are_warmed_up(lm: hybridlm.LM) -> None:
     assert {lm.engine.shape("generate", lanes, width, 4) for lanes in (1, 2, 4) for width in (8, 32, 128)} <= shapes
 
 
+@pytest.mark.slow
 def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM) -> None:
     rows: dict[int, set[int]] = {}
     with lm.session() as session:

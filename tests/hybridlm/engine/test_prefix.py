@@ -70,6 +70,7 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
     assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2, 5])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, chunks: int) -> None:
     check_same_grid(text_lm, chunks)
@@ -98,6 +99,7 @@ def test_the_tokens_of_a_prefix_are_processed_once(text_lm: hybridlm.LM) -> None
     assert gained["prefix_tokens_saved"] == 39 * (24 + 4)
 
 
+@pytest.mark.slow
 def test_samples_do_not_depend_on_how_the_prompt_was_given(text_lm: hybridlm.LM) -> None:
     settings = {"temperature": 1.3, "seed": 7, "n": 3, **FREE}
     prefix = text_lm.prefix(IDS[:11])

@@ -53,6 +53,7 @@ def bits(scores: list[hybridlm.Score]) -> list[bytes]:
     return [score.logprobs.tobytes() for score in scores]
 
 
+@pytest.mark.slow
 def test_a_call_scores_while_a_session_has_all_rows_and_pages(lm: hybridlm.LM) -> None:
     """Idle sequences give way, are computed again, and end as they do alone."""
     texts = [prompt(370, 5), prompt(40, 6), prompt(90, 7), [*prompt(90, 7), 4, 5, 6]]
@@ -74,6 +75,7 @@ def test_a_call_scores_while_a_session_has_all_rows_and_pages(lm: hybridlm.LM) -
     assert pool.page_owner is not None and pool.page_owner.free == PAGES
 
 
+@pytest.mark.slow
 def test_a_prompt_that_is_scored_is_preempted_and_keeps_its_bits(
     lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -237,6 +237,7 @@ def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
     return set(lm.engine.programs.shapes)
 
 
+@pytest.mark.slow
 def test_other_grammars_compile_no_steps(text_lm: hybridlm.LM) -> None:
     ask = {"max_tokens": 5, "min_tokens": 3, "logprobs": None}
     text_lm.generate([PROMPT], structured_outputs={"regex": "[a-z]+"}, **ask)
@@ -262,6 +263,7 @@ def test_a_mask_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monke
             programs.planned(shape, engine.example_arguments(shape))
 
 
+@pytest.mark.slow
 def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
     """A form that is unfinished at the token limit is reported in the finish reason."""
     (end,) = text_lm.eos_token_ids

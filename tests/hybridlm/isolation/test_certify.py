@@ -66,6 +66,7 @@ def test_leaking_step_warns(text_path: Path, monkeypatch: pytest.MonkeyPatch) ->
     assert certificate.faults and not certificate.holds
 
 
+@pytest.mark.slow
 def test_leaking_step_runs_unseen(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(programs, "generate_step", leaking_step)
     lm = hybridlm.load(text_path, certify="off", **SETTINGS)

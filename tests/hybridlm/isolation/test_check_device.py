@@ -1,6 +1,6 @@
 """scripts/check_device.py: records, page and archives after faults, hangs and kills.
 
-.ci/run rehearses the whole script.
+.ci/run rehearses the whole script every third day, `.ci/long bare` always.
 """
 
 import argparse

@@ -151,6 +151,7 @@ def test_the_same_messages_give_the_same_steps(
     assert min(stats[name] for name in ("prefix_hits", "prefix_evictions", "verify_steps", "scored_tokens")) > 0
 
 
+@pytest.mark.slow
 def test_a_thread_preempts_the_same_sequences_everywhere(
     text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -235,6 +235,7 @@ def test_wrong_commit_is_warned_of(lm: hybridlm.LM, family: ModuleType, monkeypa
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {item.id for item in certificate.not_covered}
 
 
+@pytest.mark.slow
 def test_states_are_read_and_changed_by_role(lm: hybridlm.LM) -> None:
     """With zero states after four tokens, the rest scores like a new sequence."""
     (score,) = lm.score([PROMPTS[0]], states=True, positions="all")

@@ -47,6 +47,7 @@ def lm(directory: Path, request: pytest.FixtureRequest) -> hybridlm.LM:
     return hybridlm.load(str(directory), lanes=3, dtype="float32", chunk=request.param)
 
 
+@pytest.mark.slow
 def test_logits_of_every_position(lm: hybridlm.LM, logits: list[np.ndarray], tolerance: float) -> None:
     batch = np.asarray(lm.forward(padded(PROMPTS)).logits)
     for prompt, row, expected in zip(PROMPTS, batch, logits, strict=True):

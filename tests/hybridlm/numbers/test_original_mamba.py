@@ -29,6 +29,7 @@ def test_the_model_of_transformers(name: str) -> None:
     assert actual == expected and not read(ORIGINAL / name).eos_token_ids
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
 def test_numbers_of_transformers(name: str) -> None:
     """Logits at all positions, scores in odd chunks and greedy tokens, with ragged batches."""

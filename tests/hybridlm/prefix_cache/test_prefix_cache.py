@@ -78,6 +78,7 @@ def test_cold_and_warm_agree(text_lm: hybridlm.LM, cached: hybridlm.LM, length: 
     assert gained(cached, stats, "prompt_tokens") == (length + CHUNK + 1 + 1,)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("chunks", [1, 2, 4])
 def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, cached: hybridlm.LM, chunks: int) -> None:
     """After whole chunks the bits equal a prompt that is prefilled at once."""

@@ -58,6 +58,7 @@ def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
     assert measured(GOLDEN.parent / name, Devices(model=2, kernels=kernels), 12) == set()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", ["next_base", "dense_base"])
 def test_the_last_pair_of_a_head_is_written_by_the_next_step(name: str, tmp_path: Path) -> None:
     _, family, config = open_model(write_random_checkpoint(name, tmp_path, head=True), head=True)

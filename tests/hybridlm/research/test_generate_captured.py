@@ -30,6 +30,7 @@ def check(lm: hybridlm.LM, completion: hybridlm.Completion, positions: list[int]
     np.testing.assert_allclose(captured.state(0)[-1], np.asarray(out.states.layers[0][0].recurrent)[0], atol=1e-5)
 
 
+@pytest.mark.slow
 def test_it_reads_where_each_token_is_sampled(text_lm: hybridlm.LM, plain: list[hybridlm.Completion]) -> None:
     completions = text_lm.generate(
         PROMPTS, max_tokens=6, logprobs=1, hidden_states=[0, 1, 2], states=True, positions="all", speculate=None

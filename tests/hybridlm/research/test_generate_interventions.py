@@ -30,6 +30,7 @@ def check(completion: hybridlm.Completion, expected: tuple[list[int], list[float
     np.testing.assert_allclose(completion.logprobs or (), expected[1], atol=1e-3)
 
 
+@pytest.mark.slow
 def test_a_head_is_ablated_in_one_request(text_lm: hybridlm.LM) -> None:
     plain = text_lm.generate(PROMPTS, max_tokens=COUNT, logprobs=0, min_tokens=COUNT)
     requests: list[Any] = [[], [Intervention.ablate_head(1, 2)], [], [Intervention.ablate_head(0, 3)]]
@@ -97,6 +98,7 @@ def test_vectors_of_one_request_and_the_scores_of_its_text(text_lm: hybridlm.LM)
         assert score.greedy[-count:].all()
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_other_requests(text_lm: hybridlm.LM) -> None:
     """Vectors, heads, layers, factors, states and positions are operands."""
     rng = np.random.default_rng(8)

@@ -80,6 +80,7 @@ def test_sessions_that_draft_refuse_it(text_lm: hybridlm.LM) -> None:
             session.submit(PROMPTS[0], **wrong)
 
 
+@pytest.mark.slow
 def test_a_stream(
     text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
 ) -> None:

@@ -59,6 +59,7 @@ def test_the_same_tokens_are_kept(vocab: int, ties: bool) -> None:
     np.testing.assert_array_equal(matches, expected)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("vocab", VOCABULARIES)
 @pytest.mark.parametrize("mode", [SAMPLED, FILTERED])
@@ -91,6 +92,7 @@ def test_kernel_is_proved_from_the_inside() -> None:
     assert all(note.about.startswith(KERNEL.name) for note in notes) and notes
 
 
+@pytest.mark.slow
 def test_a_lanes_cutoff_does_not_depend_on_the_number_of_lanes() -> None:
     logits, of = lanes(10_000)
     expected = cutoffs(logits, of)

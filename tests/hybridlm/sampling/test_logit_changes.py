@@ -76,6 +76,7 @@ class FixedDrafts:
         return [token_ids[-1], 18][:k]
 
 
+@pytest.mark.slow
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All changes at once in three lanes, next to plain requests; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
@@ -126,6 +127,7 @@ def test_an_end_token_can_be_a_bad_word(text_lm: hybridlm.LM) -> None:
     assert ended.token_ids == [end] and end not in banned.token_ids and banned.finish_reason == "length"
 
 
+@pytest.mark.slow
 def test_the_largest_changes_stay_finite(text_lm: hybridlm.LM) -> None:
     (free,) = text_lm.generate([PROMPT], max_tokens=1)
     bias = {token: 1e12 for token in range(97)} | {free.token_ids[0]: -3e38}

@@ -124,6 +124,7 @@ def write_rows(path: Path, rows: list[dict[str, Any]]) -> Path:
     return path
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("ending", ["jsonl", "parquet"])
 def test_rows_with_different_interventions(text_lm: hybridlm.LM, tmp_path: Path, ending: str) -> None:
     """The bits of `score`, next to questions about distributions; nothing is recompiled."""
@@ -143,6 +144,7 @@ def test_rows_with_different_interventions(text_lm: hybridlm.LM, tmp_path: Path,
     assert text_lm.stats["compiled"] == compiled
 
 
+@pytest.mark.slow
 def test_interventions_of_all_rows_with_reads(text_lm: hybridlm.LM, texts: Path) -> None:
     changes, output = [Intervention.add(VECTOR, hidden_state=1, positions=[0])], texts.parent / "out.jsonl"
     report = text_lm.score_file(texts, output, interventions=changes, hidden_states=[2], entropy=True)

@@ -94,6 +94,7 @@ def random_proved(seed: int) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(30), pytest.param(range(100, 1100), marks=pytest.mark.long)], ids=len)
 def test_proved_blocks_are_those_of_a_tpu(seeds: range) -> None:
     assert sum(map(random_proved, seeds)) >= len(seeds) // 15

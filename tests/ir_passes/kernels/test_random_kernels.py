@@ -36,6 +36,7 @@ def proved(seed: int, draw: Callable[[int], Program]) -> bool:
     return True
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("seeds", [range(40), pytest.param(range(100, 2100), marks=pytest.mark.long)], ids=len)
 @pytest.mark.parametrize(("draw", "share"), [(random_kernel, 20), (random_whole_kernel, 50), (random_block_kernel, 20)])
 def test_proved_kernels_keep_lanes_apart(draw: Callable[[int], Program], share: int, seeds: range):

@@ -20,6 +20,7 @@ def test_verdicts_of_outside_steps(name: str) -> None:
         prove_isolation(step.run, step.args, step.contract)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("name", NOT_PROVED)
 def test_a_false_alarm_has_a_proved_respelling(name: str) -> None:
     step, respelled = OF_NAME[name], OF_NAME[NOT_PROVED[name].respelling]

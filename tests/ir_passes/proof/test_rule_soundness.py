@@ -96,6 +96,7 @@ def test_predictions_for_many_random_programs_hold(name: str, block: int) -> Non
     assert [fault for program in programs for fault in broken(program, draw.seeds, run=draw.run)] == []
 
 
+@pytest.mark.slow
 def test_random_layouts_are_varied() -> None:
     facts = Counter[str]()
     for seed in range(LAYOUTS, LAYOUTS + 20):
@@ -106,6 +107,7 @@ def test_random_layouts_are_varied() -> None:
     assert len(patterns) > 15 and sum(MET[pattern, True] > 0 for pattern in patterns) >= 15, MET
 
 
+@pytest.mark.slow
 def test_random_neighbours_are_varied() -> None:
     facts, owners = Counter[str](), Counter[str]()
     for seed in range(NEIGHBOURS, NEIGHBOURS + 20):
@@ -155,6 +157,7 @@ def test_predictions_for_many_programs_with_idle_lanes_hold(block: int) -> None:
     assert [fault for seed in seeds for fault in broken(random_program(seed, 15 + seed % 30, idle=True))] == []
 
 
+@pytest.mark.slow
 def test_random_programs_are_varied() -> None:
     met, owners = Counter[str](), Counter[str]()
     for seed in range(RANDOM):

@@ -88,6 +88,7 @@ def test_one_gather_one_scatter_and_every_source_stays() -> None:
     assert lines <= set(range(first, first + 7))
 
 
+@pytest.mark.slow
 def test_eight_lanes_of_a_delta_rule() -> None:
     """The step that was measured: nine copies of the pool before, none after."""
     lanes, count = 8, 33

@@ -34,6 +34,7 @@ def test_rows_apart_pass() -> None:
     run([1, 2, 3], [4, 0, 5])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("tracked", "lane"), [([4, 3, 5], 1), ([1, 4, 5], 0), ([0, 0, 2], 2)])
 def test_a_row_in_both_maps_is_named(tracked: list[int], lane: int) -> None:
     with pytest.raises(SanitizerError) as error:

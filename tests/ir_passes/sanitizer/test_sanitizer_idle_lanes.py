@@ -79,6 +79,7 @@ def test_the_step_is_proved() -> None:
     prove_isolation(step_of(), arrays(), CONTRACT)
 
 
+@pytest.mark.slow
 def test_idle_lanes_keep_the_labels_of_other_sequences() -> None:
     engine = Engine()
     engine.take([4, 1, 0], [LaneWork(7, 0, 1), LaneWork(8, 0, 1), None])

@@ -34,6 +34,7 @@ def run(program: Path, *arguments: str) -> None:
     assert process.returncode == 0 and ", 0 faults" in process.stdout, process.stdout[-4000:] + process.stderr[-4000:]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("sizes", ["brief", pytest.param("all", marks=pytest.mark.long)])
 @pytest.mark.parametrize("kernel", SIZES)
 def test_kernel(kernel: str, sizes: str, tmp_path: Path):

@@ -66,6 +66,7 @@ def test_names_of_others_are_refused(family: Family) -> None:
     assert list(families()) == list(FAMILIES)
 
 
+@pytest.mark.slow
 def test_commands_read_entry_points_but_not_of_the_working_directory(tmp_path: Path) -> None:
     folder = distribution(tmp_path / "site")
     command = [sys.executable, "-m", "hybridlm", "families"]

@@ -203,6 +203,7 @@ def test_a_window_needs_as_many_pages_in_any_context() -> None:
         assert window_pages(few, positions, 130)[0] is few
 
 
+@pytest.mark.slow
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:
     """Next to more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)

@@ -29,6 +29,7 @@ def test_chunks_equal_single_tokens_at_every_length(ratio: int) -> None:
     check_lengths(layer(ratio), HIDDEN, LENGTHS, TOLERANCE, STATE)
 
 
+@pytest.mark.slow
 def test_sigmoid_gate_and_weights_minus_one() -> None:
     """Both gates of one mixer differ by a factor on each output of the norm."""
     check_lengths(layer(2, gate="sigmoid", gate_factor=1.6, norm_offset=1.0), HIDDEN, (1, 9), TOLERANCE, STATE)

@@ -98,12 +98,14 @@ def test_equals_attention_over_chosen_positions(config: IndexedAttentionConfig) 
     assert new.index.shape == (5, 1, KV_BLOCK, TPU_COLUMNS if config is ON_A_TPU else config.index_size)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [SPARSE, pytest.param(WIDE_BLOCKS, marks=pytest.mark.long)])
 def test_steps_equal_single_tokens_at_every_length(config: IndexedAttentionConfig) -> None:
     fields = {"key": 2e-5, "value": 2e-5, "index": 2e-5}
     check_lengths(layer(config), HIDDEN, (1, 4, KV_BLOCK + 2), 2e-5, fields, blocks=2)
 
 
+@pytest.mark.slow
 def test_more_blocks_change_no_bit() -> None:
     mixer, lengths = layer(SPARSE), np.array([30, 5], np.int32)
     x, zeros = np.random.default_rng(1).normal(size=(2, 30, HIDDEN)).astype(np.float32), np.zeros(2, np.int32)

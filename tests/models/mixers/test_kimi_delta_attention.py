@@ -20,6 +20,7 @@ def layer(config: KimiDeltaAttentionConfig) -> KimiDeltaAttention:
     return filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), random_values(config.heads))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [PLAIN, pytest.param(BOUNDED, marks=pytest.mark.long)])
 def test_chunks_equal_single_tokens_at_every_length(config: KimiDeltaAttentionConfig) -> None:
     # the gated norm divides by the size of small outputs

@@ -24,6 +24,7 @@ def layer(config: LightningAttentionConfig) -> LightningAttention:
     )
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("config", [ACTIVATED, TURNED])
 def test_chunks_equal_single_tokens_at_every_length(config: LightningAttentionConfig) -> None:
     check_lengths(layer(config), HIDDEN, LENGTHS, 5e-4, {"recurrent": 2e-5})

@@ -33,6 +33,7 @@ def tokens(count: int) -> np.ndarray:
     return np.random.default_rng(1).integers(0, 13, (len(LENGTHS), count)).astype(np.int32)
 
 
+@pytest.mark.slow
 def test_chunks_equal_single_tokens() -> None:
     """Lanes of different lengths, in rows of NaN."""
     decoder = model()
@@ -40,9 +41,10 @@ def test_chunks_equal_single_tokens() -> None:
     check_single_tokens(decoder, tokens(7), LENGTHS, state)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("accepted", range(5))
 def test_state_after_accepted_drafts(accepted: int) -> None:
-    check_accepted_drafts(model(), tokens(9), accepted)
+    check_accepted_drafts(model(), tokens(8), accepted)
 
 
 def test_calls_share_parameters_and_no_state() -> None:

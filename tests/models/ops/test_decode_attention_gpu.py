@@ -46,14 +46,17 @@ def operands(
     return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid), own_pages(lanes, len(key))
 
 
+compiled_attend = jax.jit(attend, static_argnames=("blocks", "value_size", "devices", "window"))
+
+
 def run(
     kind: str, inputs: tuple[Any, ...], kernels: str = "interpret", platform: str = "cpu", window: int | None = None
 ) -> np.ndarray:
     *operands, pages = inputs
     value_size, blocks = KINDS[kind][3], pages.shape[1]
     devices = Devices(platform=platform, kernels=kernels)
-    form = partial(attend, blocks=blocks, value_size=value_size, devices=devices, window=window)
-    return np.asarray(jax.jit(form)(*operands, pages=pages))
+    settings = {"blocks": blocks, "value_size": value_size, "devices": devices, "window": window}
+    return np.asarray(compiled_attend(*operands, pages=pages, **settings))
 
 
 def scattered(cache: KVCache, pages: jax.Array) -> tuple[KVCache, jax.Array]:
@@ -76,6 +79,7 @@ def test_kernel_computes_attention(kind: str, tokens: int, dtype: Any) -> None:
     assert np.isfinite(result).all() and not result[~np.asarray(inputs[3])].any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_prompt_in_tiles_has_the_numbers_of_parts_of_one_tile(kind: str) -> None:
     """Up to half the last bit of scores from 16 to 32, 2^-20 of a weight, of values up to 4.
@@ -90,6 +94,7 @@ def test_a_prompt_in_tiles_has_the_numbers_of_parts_of_one_tile(kind: str) -> No
         np.testing.assert_allclose(result, expected[:, part], rtol=0, atol=4 * 2**-20)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("platform", ["cpu", "gpu"])
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize("kind", KINDS)
@@ -111,6 +116,7 @@ def test_a_prime_number_of_blocks(kind: str, kernels: str) -> None:
     np.testing.assert_allclose(result, run(kind, inputs, "off"), rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize(("lengths", "blocks", "tokens"), [
     ((128,), 1, 1), ((0, 0), 2, 1), ((1, 0, 128), 3, 5), ((895, 0, 896, 769, 768), 7, 16),
@@ -135,6 +141,7 @@ def test_the_parts_of_wide_values_are_merged_in_columns_that_divide_them() -> No
     np.testing.assert_allclose(results["interpret"], results["off"], rtol=2e-5, atol=2e-6)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [13, 16])
 def test_query_rows_that_no_tile_divides(tokens: int) -> None:
     """65 rows are two tiles of 33, 80 rows two of 40; each tile reads the lane's keys once."""
@@ -189,6 +196,7 @@ def test_lanes_keep_their_bits(kind: str, tokens: int) -> None:
         np.testing.assert_array_equal(result[other_lanes], expected[other_lanes])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("kernels", ["interpret", "off"])
 @pytest.mark.parametrize(("kind", "tokens"), [*((kind, 2) for kind in KINDS), ("grouped", PROMPT)])
 def test_reads_by_page_are_proved_in_the_kernel_and_outside(kind: str, tokens: int, kernels: str) -> None:

@@ -132,6 +132,7 @@ def test_a_row_never_depends_on_its_neighbours(form, count: int) -> None:
         assert (got[changed] != base[changed]).any()
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("count", [24, 96])
 def test_rows_of_experts_that_are_elsewhere_are_zero(count: int) -> None:
     """Other rows keep their bits; no row meets a foreign matrix."""

@@ -70,6 +70,7 @@ def test_rows_keep_their_bits() -> None:
     np.testing.assert_array_equal(turned[::-1], expected)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "groups", "dtype"), [
     *((form, 6, "bfloat16") for form in FORMS), (FORMS[0], 1, "float32"), (FORMS[-1], 3, "float32"),
 ], ids=str)  # fmt: skip
@@ -85,6 +86,7 @@ def test_packed_experts_have_the_bits_of_their_numbers(form: Form, groups: int, 
     np.testing.assert_array_equal(product(x.at[::2].set(jnp.nan), weight)[1::2], result[1::2])
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("gated", [False, True])
 @pytest.mark.parametrize(("count", "dtype"), [(3, jnp.float32), (40, jnp.bfloat16), (400, jnp.bfloat16)])
@@ -109,6 +111,7 @@ def test_rows_with_several_experts_are_read_where_they_lie(count: int, dtype: An
     np.testing.assert_allclose(result, jnp.where(real, plain, 0.0), rtol=2e-5, atol=1e-4)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS, ids=str)
 def test_packed_experts_are_gated_in_the_kernel(form: Form) -> None:
     weight, devices = (

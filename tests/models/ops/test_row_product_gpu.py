@@ -78,6 +78,7 @@ def test_gate_and_up_are_one_kernel() -> None:
     assert [note.id for note in proof.notes].count(Note.KERNEL_READ.value) == 1
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("rows", [(1, 1), (3, 1), (20, 5)], ids=str)
 def test_two_products_with_vectors_are_one_kernel_of_two_results(rows: tuple[int, int]) -> None:
     """The gates of a Gated DeltaNet in two tiles of outputs, the second one cut."""
@@ -162,6 +163,7 @@ def test_prompts_of_packed_weights_are_proved(lanes: tuple[int, int]) -> None:
     assert [note.about.startswith(KERNEL.name) for note in proof.notes if note.id == Note.KERNEL_READ.value] == [True]
 
 
+@pytest.mark.slow
 def test_gate_and_up_of_packed_weights_are_one_kernel() -> None:
     """Two quantisation formats, and one plain weight."""
     x, up = rows(32, 64), weight_of((40, 64), 4, ("e2m1", True, False))

@@ -126,6 +126,7 @@ def test_shards_of_other_units_are_found(name: str, axes: Axes, recut: Callable[
         check_equal(on_devices(full, model, axes, one_token, recut), expected, tolerance)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(
     "name", [pytest.param(name, marks=[] if name == "next_base" else pytest.mark.long) for name in CASES]
 )

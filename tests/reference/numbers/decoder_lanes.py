@@ -44,14 +44,18 @@ def check_single_tokens(decoder: Decoder, ids: np.ndarray, lengths: np.ndarray, 
 
 
 def check_accepted_drafts(decoder: Decoder, ids: np.ndarray, accepted: int) -> None:
-    """Compare outputs and states after accepted drafts with those of the accepted tokens alone."""
+    """Compare outputs and states after accepted drafts with those of the accepted tokens alone.
+
+    Args:
+        ids: [lane, 8], four tokens and four drafts, so that both steps are one program.
+    """
     zeros = np.zeros(4, np.int32)
-    _, begun = run(decoder, ids[:, :5], zeros + 5, zeros, decoder.init_state(4, 16, jnp.float32))
-    drafts, positions, count = ids[:, 5:], zeros + 5, zeros + accepted
+    _, begun = run(decoder, ids[:, :4], zeros + 4, zeros, decoder.init_state(4, 16, jnp.float32))
+    drafts, positions, count = ids[:, 4:], zeros + 4, zeros + accepted
     hidden, state = verified(decoder, drafts, count, positions, begun)
     ordinary, expected = run(decoder, drafts, count, positions, begun)
     np.testing.assert_allclose(hidden[:, :accepted], ordinary[:, :accepted], atol=2e-5)
     for a, b, array in zip(*map(jax.tree.leaves, (state, expected, decoder.state_arrays())), strict=True):
         # Rejected tokens are in a cache, and overwritten before a read.
-        a, b = (in_lanes(leaf)[:, 0, :, : 5 + accepted] if array.grows else leaf for leaf in (a, b))
+        a, b = (in_lanes(leaf)[:, 0, :, : 4 + accepted] if array.grows else leaf for leaf in (a, b))
         np.testing.assert_allclose(a, b, atol=2e-5)

@@ -162,6 +162,7 @@ def holds(fact: Fact, array: np.ndarray) -> bool:
             return bool((result == ONE_HOT).all())
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("dtype", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
 def test_facts_of_elementwise_results(dtype: str) -> None:
     rng, tried, intact = np.random.default_rng(0), set[str](), set[tuple[str, str]]()

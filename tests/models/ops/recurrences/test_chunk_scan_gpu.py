@@ -67,6 +67,7 @@ def test_kernel_computes_the_recurrence(form: str) -> None:
     assert stored.state is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str) -> None:
     operands = inputs(form)
@@ -98,6 +99,7 @@ def test_rows_by_slot_give_the_same_bits(form: str) -> None:
     assert stored.state is None
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_kernel_is_proved_from_the_inside(form: str) -> None:
     state, *args = arguments(inputs(form))

@@ -60,6 +60,7 @@ def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
     np.testing.assert_array_equal(new[1], inputs[0][1])
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("case", CASES)
 def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
     """Blocks of channels; foreign and idle lanes' rows stay, and no row is gathered."""
@@ -100,6 +101,7 @@ def test_kernel_is_proved_from_the_inside(case: tuple[int, int, bool]) -> None:
     check_proof_by_slot(KERNEL, of_lanes, (pool, *args, slots), dims=("tap", "channel"))
 
 
+@pytest.mark.slow
 def test_no_state_is_written_while_drafts_are_verified() -> None:
     state, x, lengths, fresh, weight, bias = operands(3, 4, True)
     info = LaneInfo(lengths, lengths, jnp.ones(x.shape[:2], bool), fresh, 1, verifying=True)

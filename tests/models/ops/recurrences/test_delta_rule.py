@@ -177,6 +177,7 @@ def test_correlated_keys_and_strong_writes_stay_exact() -> None:
     np.testing.assert_allclose(new[0], want_state, atol=1e-4, rtol=0)
 
 
+@pytest.mark.slow
 @PER_HEAD_AND_PER_CHANNEL
 def test_strong_decay_stays_finite_and_exact(channels: bool) -> None:
     """Chunk sums that could overflow, and weak decays right after strong ones."""

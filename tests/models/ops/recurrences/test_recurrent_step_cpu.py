@@ -103,6 +103,7 @@ def test_operations_choose_it():
     assert KERNEL.supports(long) and not KERNEL.supports(long, True)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize(("form", "tokens"), [("head", 1), ("channel", 3), ("ssd in groups", 3)])
 def test_derivatives_match_the_plain_form(form: str, tokens: int):
     operands = zero_padding(inputs(form, 8, 4) if tokens == 1 else several(form))
@@ -115,6 +116,7 @@ def test_derivatives_match_the_plain_form(form: str, tokens: int):
     check_derivatives(loss, operands.query, operands.value, operands.state)
 
 
+@pytest.mark.slow
 def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
     """Slots are row numbers of a device; lanes of other devices have different rows."""
     operands = jax.tree.map(lambda x: x[:4], several("head"))  # the second lane is idle, the fourth fresh
@@ -155,6 +157,7 @@ def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
             prove_isolation(over, args, replace(contract, inputs=(*CONTRACT.inputs, other)))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_each_device_of_a_mesh_has_its_lanes_and_heads(form: str):
     """Proved, audited and in place on each device, with the bits of one device."""

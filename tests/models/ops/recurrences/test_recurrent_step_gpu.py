@@ -33,10 +33,7 @@ SIZES = ((8, 4), (64, 16), (2, 32))
 SLOTS, NAMED = 9, (7, 7, 2, 8, 5)
 """Rows of a pool, and rows of the lanes; lane 1 is idle and names the row of lane 0, which it must not write."""
 BUSY = jnp.array([0, 2, 3, 4])
-
-
-def kernel(operands: RecurrenceInputs) -> Any:
-    return jax.jit(partial(recurrent_step, interpret=True))(operands)
+kernel = jax.jit(partial(recurrent_step, interpret=True))
 
 
 @pytest.mark.each_value
@@ -79,6 +76,7 @@ def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
     np.testing.assert_array_equal(rows, pool.at[turned[BUSY]].set(states[BUSY]))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_drafts_are_verified_in_the_rows_of_the_slots(form: str):
     operands = several(form, 64, 16)
@@ -88,6 +86,7 @@ def test_drafts_are_verified_in_the_rows_of_the_slots(form: str):
     assert verified(by_slot).state is None
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("form", FORMS)
@@ -145,6 +144,7 @@ def layer(kind: str, tokens: int, kernels: str = "interpret") -> tuple[Any, tupl
     return step, (pool, jnp.sum(operands.valid, axis=1, dtype=jnp.int32), operands_by_name, slots)
 
 
+@pytest.mark.slow
 @pytest.mark.each_value
 @pytest.mark.parametrize("tokens", [1, 3])
 @pytest.mark.parametrize("kind", CHANNELS)
@@ -224,6 +224,7 @@ def test_other_sizes_are_left_to_the_plain_form(values: int, keys: int, tokens: 
     assert not KERNEL.supports(operands) and not KERNEL.chosen(Devices(platform="gpu", kernels="auto"), operands)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_tokens_one_after_the_other(form: str):
     """A step that verifies drafts, its state kept, and the replay of the accepted tokens."""
@@ -244,6 +245,7 @@ def test_tokens_one_after_the_other(form: str):
     np.testing.assert_allclose(kernel(accepted).state, kernel(first).state, rtol=2e-6, atol=1e-7)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("tokens", [1, 3])
 def test_values_are_scaled_and_added_inside(tokens: int):
     """An SSD layer's time step and D, with padding and an idle lane."""

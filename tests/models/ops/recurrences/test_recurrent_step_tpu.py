@@ -38,11 +38,13 @@ def test_odd_sizes_and_several_blocks_of_heads(form: str, values: int, keys: int
     check(form, settings, kernel(settings))
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", FORMS)
 def test_lanes_keep_their_bits(form: str):
     check_lanes_keep_their_bits(inputs(form, 64, 16), kernel)
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("form", ["channel", "ssd in groups"])
 def test_rows_by_slot(form: str):
     """Named rows advance as lanes do; all others, once named too, keep their bits."""

@@ -56,12 +56,15 @@ def to_token_ids(
 
     Raises:
         TypeError: neither a string nor a list of token ids.
-        ValueError: empty, a string without a tokenizer, or an id outside the vocabulary.
+        ValueError: empty, a string without a tokenizer or with lone surrogates, or an id outside the vocabulary.
     """
     if isinstance(item, str):
         if tokenizer is None:
             raise ValueError(f"{where}: got text, but the checkpoint has no tokenizer.json; pass a list of token ids")
-        ids = tokenizer.encode(item, add_special_tokens=not continues)
+        try:
+            ids = tokenizer.encode(item, add_special_tokens=not continues)
+        except ValueError as error:
+            raise ValueError(f"{where}: {error}") from error
     elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
         wrong = [(i, token) for i, token in enumerate(item) if not is_whole(token)]
         if wrong:

@@ -112,7 +112,10 @@ class LM(OneHolder):
 
     @property
     def params(self) -> dict[str, jax.Array]:
-        """Parameters by dotted name, as `forward` takes them for differentiation."""
+        """Parameters by dotted name, as `forward` takes them for differentiation.
+
+        Over a mesh with several devices along "model" their rows are in the order of the shards (docs/devices.md).
+        """
         return self.text_model.params
 
     @property
@@ -535,8 +538,8 @@ class LM(OneHolder):
         Args:
             params: an `nnx.State` of `lm.model`, arrays by the names of `lm.params` or of the checkpoint's tensors, or
                 a directory, GGUF file or Hub id with the same configuration. Arrays may be DLPack tensors in host
-                memory (PyTorch). Floats of 16 or 32 bits are converted. Over a mesh an array is whole, or sharded as in
-                `lm.params`.
+                memory (PyTorch). Floats of 16 or 32 bits are converted. Over a mesh an array is sharded as in
+                `lm.params`, or whole with its rows in the order of one device; a host's copy of `lm.params` is neither.
             partial: missing parameters stay.
 
         Raises:

@@ -84,14 +84,18 @@ class Inputs:
 
         Raises:
             TypeError: neither a string nor a list of token ids.
-            ValueError: empty, a string without a tokenizer, or an id outside the vocabulary or of an image.
+            ValueError: empty, a string without a tokenizer or with lone surrogates, an id outside the vocabulary or
+                of an image.
         """
         tokenizer = self.tokenizer
         if isinstance(item, str):
             if tokenizer is None:
                 message = "got text, but the checkpoint has no tokenizer.json; pass a list of token ids"
                 raise ValueError(f"{where}: {message}")
-            ids = tokenizer.encode(item, add_special_tokens=not continues)
+            try:
+                ids = tokenizer.encode(item, add_special_tokens=not continues)
+            except ValueError as error:
+                raise ValueError(f"{where}: {error}") from error
         elif isinstance(item, list | tuple) or (isinstance(item, np.ndarray) and item.ndim):
             wrong = [(i, token) for i, token in enumerate(item) if not is_whole(token)]
             if wrong:

@@ -391,6 +391,9 @@ def test_over_a_mesh_parameters_are_sharded_as_loaded(tmp_path: Path) -> None:
         for name, array in expected.params.items():
             assert lm.params[name].sharding == array.sharding and np.array_equal(lm.params[name], array), name
     assert any(not np.array_equal(full.params[name], expected.params[name]) for name in full.params)
+    lm.update({name: np.asarray(array) for name, array in expected.params.items()})
+    moved = [name for name, array in expected.params.items() if not np.array_equal(lm.params[name], array)]
+    assert moved == [name for name, array in full.params.items() if not np.array_equal(array, expected.params[name])]
     weight, norm = full.params[PARAMETER], "norm.weight"
     devices: Any = jax.make_mesh((4,), ("x",), (jax.sharding.AxisType.Auto,))
     replicated, rows = (jax.sharding.NamedSharding(devices, jax.P(*axes)) for axes in ((), ("x",)))

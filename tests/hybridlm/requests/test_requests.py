@@ -99,6 +99,14 @@ def test_faulty_token_ids(item: Any, kind: type[Exception], message: str) -> Non
     assert str(error.value).startswith("prompts[7]: " + message)
 
 
+def test_text_that_is_not_unicode_is_named(text_lm: hybridlm.LM) -> None:
+    """In a list of thousands of texts the message has the index."""
+    with pytest.raises(ValueError, match=r"^prompts\[1\]: text is not valid Unicode"):
+        text_lm.generate(["abc", "a\ud800b"], max_tokens=1)
+    with pytest.raises(ValueError, match=r"^texts\[2\]: text is not valid Unicode"):
+        text_lm.score(["abc", "ab", "a\ud800b"])
+
+
 def test_text_needs_a_tokenizer() -> None:
     with pytest.raises(ValueError, match=r"texts\[1\]: got text, but the checkpoint has no tokenizer.json"):
         inputs(tokenizer=None).token_ids("text", "texts[1]")

@@ -25,7 +25,7 @@ SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
 
 
 @dataclass(frozen=True)
-class Entry:
+class LaneEntry:
     """Entry of a lane, or a part of it, along `dim` of an array."""
 
     source: ir.Var
@@ -51,7 +51,7 @@ class LaneOwners:
         self.accesses, self.mixing, self.lanes = accesses, mixing, accesses.graph.bound.lanes
         self.lane_of: dict[ir.Var, int] = {}
         self.eqns: dict[int, dict[int, list[ir.JaxprEqn]]] = {}
-        self.entries: dict[ir.Var, Entry] = {}
+        self.entries: dict[ir.Var, LaneEntry] = {}
         self.selected: set[ir.Var] = set()
         self.boxes: dict[int, Box] = {}
         level_of, written = dict[ir.Var, int](), set[ir.Var]()  # versions of pools that one lane wrote
@@ -97,7 +97,7 @@ class LaneOwners:
             return box.row.lane if box.row.map in self.accesses.distinct else None
         return box.row if self._lane_axis(eqn.invars[0]) == box.axis else None
 
-    def _entry(self, eqn: ir.JaxprEqn) -> Entry | None:
+    def _entry(self, eqn: ir.JaxprEqn) -> LaneEntry | None:
         if eqn.primitive.name not in ("slice", "dynamic_slice") or set(eqn.params.get("strides") or ()) - {1}:
             return None
         source, owner = eqn.invars[0], self.accesses.value(eqn.outvars[0]).owner
@@ -106,7 +106,7 @@ class LaneOwners:
             return None
         lane = owner.lane if isinstance(owner, OneLane) and not owner.packed else None
         is_whole = math.prod(ir.shape_of(source)) == self.lanes * math.prod(ir.shape_of(eqn.outvars[0]))
-        return Entry(source, axis, lane, is_whole) if isinstance(lane, int) else None
+        return LaneEntry(source, axis, lane, is_whole) if isinstance(lane, int) else None
 
     def _selects(self, eqn: ir.JaxprEqn) -> bool:
         """True for an entry of an array or slot map, or a part of it."""
@@ -127,7 +127,7 @@ class LaneOwners:
         if isinstance(source, ir.Literal) or self._lane_axis(source) != axis or len(eqn.outvars) != self.lanes:
             return
         for lane, var in enumerate(eqn.outvars):
-            self.lane_of[var], self.entries[var] = lane, Entry(source, axis, lane, True)
+            self.lane_of[var], self.entries[var] = lane, LaneEntry(source, axis, lane, True)
             self.selected.add(var)
 
 
@@ -174,7 +174,7 @@ class SameWork:
         """Return the variables that correspond to one of lane 0."""
         return [self.alike[var][lane] for lane in range(len(self.lanes))]
 
-    def entry(self, var: ir.Var) -> Entry | None:
+    def entry(self, var: ir.Var) -> LaneEntry | None:
         """Return lane 0's entry if all lanes have their entries of one array."""
         first, *entries = (self.owners.entries.get(other) for other in self.by_lane(var))
         if first is None or not first.is_whole:

@@ -150,23 +150,17 @@ class TextModel:
         return prefix_token(self.tokenizer, self.eos_token_ids)
 
     def session(
-        self,
-        processor: LogitsProcessor | None = None,
-        speculate: Speculate | AsLoaded = "as loaded",
+        self, processor: LogitsProcessor | None = None, speculate: Speculate | AsLoaded = "as loaded",
         capture_to: Any = None,
-    ) -> Session:
+    ) -> Session:  # fmt: skip
         """Open a session; arguments as for `LM.session`."""
         inputs = self.inputs
         return Session(self.engine, inputs, processor, speculate, capture_to=folder_for(capture_to))
 
     def run(
-        self,
-        requests: Sequence[Request],
-        probes: ProbeSettings,
-        n: int,
-        processor: LogitsProcessor | None,
+        self, requests: Sequence[Request], probes: ProbeSettings, n: int, processor: LogitsProcessor | None,
         speculate: Speculate | AsLoaded,
-    ) -> Generator[Event, None, None]:
+    ) -> Generator[Event, None, None]:  # fmt: skip
         """Open a session of requests, `n` per prompt, with probes and interventions; return its events.
 
         Raises:
@@ -198,13 +192,9 @@ class TextModel:
         return computed
 
     def score(
-        self,
-        texts: Any,
-        top_logprobs: int,
-        prefix: Prefix | None,
-        distributions: DistributionSettings,
+        self, texts: Any, top_logprobs: int, prefix: Prefix | None, distributions: DistributionSettings,
         probes: ProbeSettings,
-    ) -> list[Score]:
+    ) -> list[Score]:  # fmt: skip
         inputs, vocab_size = self.inputs, self.config.vocab_size
         limit = inputs.max_logprobs
         if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:

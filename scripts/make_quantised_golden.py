@@ -172,7 +172,7 @@ def write_results(
     quantised: Mapping[str, torch.Tensor],
     provenance: Mapping[str, str],
 ) -> None:
-    """Write the results of transformers with a library's numbers, in float32, in place of the codes."""
+    """Write the results of transformers with a library's float32 numbers."""
     with tempfile.TemporaryDirectory() as plain:
         wide = {name: tensor.float().contiguous() for name, tensor in numbers.items()}
         save_file(wide, pathlib.Path(plain, "model.safetensors"))

@@ -1,4 +1,4 @@
-"""Scripts that write tables: imports of tests/reference, steps on absent machines, lines between marks of a page."""
+"""Imports, steps on absent machines, and lines between marks of a page, for scripts."""
 
 import json
 import os
@@ -43,7 +43,7 @@ def step_on(
 
     Args:
         tokens: of each lane.
-        lanes: None for all of one token, or those of prompts.
+        lanes: None for all lanes with one token, otherwise the lanes of prompts.
         settings: of `target_engine`.
     """
     from hybridlm.compiler.targets import read_target

@@ -11,7 +11,7 @@ from typing import IO, Any
 import numpy as np
 
 STEPS, START, MIXED = MODES = ("", "--start", "--mixed")
-"""Measurements of `hybridlm bench` by their flags; decode steps have none."""
+"""Measurements of `hybridlm bench` by flag, "" for decode steps."""
 
 
 class Against(StrEnum):

@@ -106,18 +106,18 @@ def _download(
         )
         return Path(folder)
     except OSError as error:
-        neither = f"neither a directory here ({Path(hub_id).absolute()}) nor"
+        place = f"neither a directory here ({Path(hub_id).absolute()}) nor"
         match error:
             case GatedRepoError():
                 fault = "this repository needs permission"
                 advice = f"Accept its terms on https://huggingface.co/{hub_id}, then `hf auth login`."
             case RepositoryNotFoundError():
-                fault = f"{neither} a repository on the Hub that you may read"
+                fault = f"{place} a repository on the Hub that you may read"
                 advice = "Check the spelling; for a private repository run `hf auth login`."
             case RevisionNotFoundError():
                 fault, advice = f"the repository has no revision {revision!r}", ""
             case LocalEntryNotFoundError():
-                fault = f"{neither} complete in the Hub's cache, and the Hub was not reached: {error}"
+                fault = f"{place} complete in the Hub's cache, and the Hub was not reached: {error}"
                 advice = (
                     f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local "
                 )

@@ -81,8 +81,8 @@ def _combine(
         operation(numbers, factors[..., group], out=numbers)
         return
     count = numbers.shape[-1] // width
-    whole, rest = numbers[..., : count * width], numbers[..., count * width :]
-    grouped = whole.reshape(*numbers.shape[:-1], count, width)
+    rest = numbers[..., count * width :]
+    grouped = numbers[..., : count * width].reshape(*numbers.shape[:-1], count, width)
     operation(grouped, factors[..., :count, None], out=grouped)
     operation(rest, factors[..., count:], out=rest)
 

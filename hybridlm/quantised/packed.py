@@ -101,7 +101,8 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
     stored = read(tensor.parts["codes"])
     if form.kind == "e4m3":
         tensor.require_e4m3(stored)
-    scale, zero, whole = tensor.row_scales(read), None if form.zero is None else tensor.zeros(read), None
+    scale, zero = tensor.row_scales(read), None if form.zero is None else tensor.zeros(read)
+    matrix_scale = None
     group = columns // form.groups
     if tensor.scheme == "fp8-block" and group < columns:
         # A cut last block makes narrower groups that divide all blocks.
@@ -125,14 +126,15 @@ def pack(tensor: QuantisedTensor, read: Read, form: PackedForm) -> PackedArrays:
         case _:
             codes = stored
     if tensor.scheme == "nvfp4":
-        whole = tensor.whole(read)
+        matrix_scale = tensor.whole(read)
         # XLA would multiply by the reciprocal.
-        whole = np.float32(1) / whole if tensor.divided else whole
+        matrix_scale = np.float32(1) / matrix_scale if tensor.divided else matrix_scale
     elif tensor.scheme == "llm-int8":
-        whole = LLM_INT8
+        matrix_scale = LLM_INT8
     scale_type = np.dtype(ml_dtypes.bfloat16 if form.scale_dtype == "bfloat16" else form.scale_dtype)
-    whole = None if whole is None else np.broadcast_to(whole, (*lead, rows, 1))
-    return packed_arrays(codes, np.ascontiguousarray(scale.astype(scale_type)), whole, zero)
+    if matrix_scale is not None:
+        matrix_scale = np.broadcast_to(matrix_scale, (*lead, rows, 1))
+    return packed_arrays(codes, np.ascontiguousarray(scale.astype(scale_type)), matrix_scale, zero)
 
 
 def pairs(codes: Shaped[np.ndarray, "*row column"]) -> Shaped[np.ndarray, "*row half"]:

@@ -115,7 +115,7 @@ _READERS = {"Float8Tensor": _float8, "Int8Tensor": _int8, "IntxUnpackedToInt8Ten
 
 
 def _expect_blocks(tensors: Tensors, block: Sizes, shape: tuple[int, ...]) -> None:
-    """Check the scale's shape; `block` has the sizes of a block with one scale, by dimension."""
+    """Check the scale's shape; a block has one scale."""
     if block is None:
         return
     if len(block) != len(shape):

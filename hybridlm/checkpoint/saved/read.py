@@ -45,9 +45,9 @@ def read_saved(
         array = build_merged(shards, weight, kind, adapters, saved.path, [name], readings[""].fill)
         converted_from = [] if dtype == kind else [dtype.name]
     else:
-        whole = packed_layout(stored, Shards(saved.shapes[name]))
-        assert whole is not None
-        numbers, converted_from = np.asarray(whole.build(partial(_rows, readings)).numbers()), [stored.kind]
+        layout = packed_layout(stored, Shards(saved.shapes[name]))
+        assert layout is not None
+        numbers, converted_from = np.asarray(layout.build(partial(_rows, readings)).numbers()), [stored.kind]
 
         def fill(window: ArraySlice, result: np.ndarray) -> None:
             convert(numbers[(*window, ...)], result, saved.path, [name])

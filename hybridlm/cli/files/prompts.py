@@ -20,7 +20,11 @@ NamedPrompt = tuple[Id, str | list[Any]]
 
 
 def read_prompts(prompts: list[str] | None, file: Path | None) -> list[NamedPrompt]:
-    """Return prompts of the command line, a file or standard input; errors name all bad lines."""
+    """Return prompts of the command line, a file or standard input.
+
+    Raises:
+        ValueError: with all bad lines.
+    """
     if prompts and file is not None:
         raise typer.BadParameter("give prompts as arguments or in a file, not both", param_hint="--file")
     if prompts:

@@ -17,6 +17,7 @@ import hybridlm
 from hybridlm import CheckpointError
 from hybridlm.checkpoint.saved import index as format
 from hybridlm.checkpoint.saved import write
+from hybridlm.checkpoint.saved.read import _Reading
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 SMALL: dict[str, Any] = {"lanes": 1, "context": 16, "chunk": 4}
@@ -260,6 +261,18 @@ def test_every_family(name: str, tmp_path: Path):
     lm = hybridlm.load(GOLDEN / name, **SMALL)
     lm.save(tmp_path / "model")
     assert same(hybridlm.load(tmp_path / "model", **SMALL), lm)
+
+
+def test_a_number_is_read_into_its_place(tmp_path: Path):
+    (tmp_path / "config.json").write_text("{}")
+    model = {"hybridlm": "0", "family": "none", "dtype": "float32", "fingerprint": "none"}
+    write.save_checkpoint(tmp_path / "saved", tmp_path, model, {"number": ((), [((), np.array(2.5, np.float32))])})
+    reading = _Reading(format.open_saved(tmp_path / "saved"), "number")
+    for dtype in (np.float32, np.float16):
+        result = np.zeros((), dtype)
+        reading.fill((), result)
+        assert result == 2.5
+    reading.verify()
 
 
 def test_checksum():

@@ -97,6 +97,7 @@ def changed_state(
     return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
 
+@pytest.mark.slow
 def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     layers, sites = lm.config.num_layers, lm.model.sites()
     added = np.zeros((3, layers + 1, 11, lm.config.hidden_size), np.float32)

@@ -72,6 +72,7 @@ def distinct(rows: Sequence[dict[str, Any]]) -> int:
     return sum(len(text) - common_length(initial, text) for initial, text in itertools.pairwise(["", *texts]))
 
 
+@pytest.mark.slow
 def test_many_rows_of_64_prompts_take_little_more_than_distinct_tokens(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

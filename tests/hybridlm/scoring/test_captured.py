@@ -106,6 +106,7 @@ def test_behind_a_prefix_and_a_prompt(text_lm: hybridlm.LM) -> None:
         text_lm.score([TEXTS[0][6:]], prefix=prefix, states=True, positions=[5])
 
 
+@pytest.mark.slow
 def test_nothing_is_compiled_for_other_layers_and_positions(text_lm: hybridlm.LM) -> None:
     """Other layers, positions and counts compile nothing; captures equal `forward`."""
     stream = text_lm.forward(TEXTS[0]).hidden_states

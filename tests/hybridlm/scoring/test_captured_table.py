@@ -51,6 +51,7 @@ def test_rows_of_scores(text_lm: hybridlm.LM, tmp_path: Path, positions: Any, mo
     assert [path.name for path in tmp_path.iterdir()] == ["read.parquet"]
 
 
+@pytest.mark.slow
 @pytest.mark.parametrize("positions", ["all", "last"])
 def test_rows_of_completions(text_lm: hybridlm.LM, tmp_path: Path, positions: str) -> None:
     request: dict[str, Any] = {**READ, "positions": positions, "max_tokens": 4, "n": 2, "temperature": 0.8, "seed": 0}
@@ -59,6 +60,7 @@ def test_rows_of_completions(text_lm: hybridlm.LM, tmp_path: Path, positions: st
     check_rows(tmp_path / "read.parquet", [item.captured for item in memory])
 
 
+@pytest.mark.slow
 def test_a_run_that_fails_leaves_no_file(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     path, nan = tmp_path / "read.parquet", np.full(text_lm.config.hidden_size, np.nan)
     bad = [Intervention.add(nan, hidden_state=1)]

@@ -142,6 +142,7 @@ def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other
         assert bits(divergence, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
 
 
+@pytest.mark.slow
 def test_a_quantised_model_and_its_original(other: hybridlm.LM, tmp_path: Path) -> None:
     """Its matrices, its head too, stay packed."""
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
@@ -188,12 +189,14 @@ def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM
         text_lm.divergence(other, [[5] * 200])
 
 
+@pytest.mark.slow
 def test_with_the_sanitizer(sanitized_lm: hybridlm.LM, text_lm: hybridlm.LM) -> None:
     assert SETTINGS["lanes"] == 3
     actual, expected = (item.divergence(item, TEXTS) for item in (sanitized_lm, text_lm))
     assert bits(actual, 0) == bits(expected, 0)
 
 
+@pytest.mark.slow
 def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
     text_lm: hybridlm.LM, other: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:

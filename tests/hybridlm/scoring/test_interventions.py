@@ -97,6 +97,7 @@ def changed_state(
     return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
 
+@pytest.mark.slow
 def test_vectors_and_ablations(lm: hybridlm.LM) -> None:
     layers, sites = lm.config.num_layers, lm.model.sites()
     added = np.zeros((3, layers + 1, 11, lm.config.hidden_size), np.float32)
@@ -159,6 +160,7 @@ def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
         assert scores[i].logprobs.tobytes() == plain[i].logprobs.tobytes()
 
 
+@pytest.mark.slow
 def test_states(lm: hybridlm.LM) -> None:
     leaves = jax.tree_util.tree_leaves_with_path(lm.engine.new_rows(1).layers)
     named = {parse_path(f"layers{jax.tree_util.keystr(path)}"): leaf.shape[1:] for path, leaf in leaves}

@@ -197,6 +197,7 @@ def test_largest_cache() -> None:
     assert (fit.fits, fit.left, fit.positions) == (True, 0, 7 * KV_BLOCK)
 
 
+@pytest.mark.slow
 def test_report_is_kept_for_other_processes(monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
     first = report_on(engine(), SHAPES)
@@ -316,6 +317,7 @@ def test_scatters_say_that_their_places_are_distinct(target: str, monkeypatch: p
         assert (written or shape is KEEP) and shared == []
 
 
+@pytest.mark.slow
 def test_progress_is_told_before_each_step(folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
     events: list[tuple[int, str]] = []
@@ -331,6 +333,7 @@ def run(*options: str) -> Result:
 CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 
+@pytest.mark.slow
 def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
     jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
     monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)

@@ -103,7 +103,9 @@ weights = partial(
 
 
 LFM2, LFM2_MOE = (
-    text_family(name, stem, partial(_read_config, name), weights, GatedShortConvConfig, AttentionConfig)
+    text_family(
+        name, stem, lambda config, name=name: _read_config(name, config), weights, GatedShortConvConfig, AttentionConfig
+    )
     for name, stem in (("lfm2", "Lfm2"), ("lfm2_moe", "Lfm2Moe"))
 )
 # Older files.

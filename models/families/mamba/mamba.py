@@ -57,6 +57,6 @@ mamba1_weights = partial(branch_weights, names=NAMES)
 
 weights = partial(backbone_weights, describe=by_kind({Mamba1Config: ("mixer", mamba1_weights)}))
 MAMBA, FALCON_MAMBA = (
-    text_family(name, stem, partial(_read, name), weights, Mamba1Config, root="backbone.")
+    text_family(name, stem, lambda config, name=name: _read(name, config), weights, Mamba1Config, root="backbone.")
     for name, stem in (("mamba", "Mamba"), ("falcon_mamba", "FalconMamba"))
 )

@@ -89,11 +89,12 @@ class Engine:
         blocks: pages of a context; 0 without KV caches.
         page_limit: most pages of a pool on each device.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
+        interrupted: a turn ended by Ctrl-C, perhaps between a row and its owner; `pool` reclaims such rows.
         checked: check the holders of all rows after every step.
         after_step: test hook, called with rows and owners.
     """
 
-    checked = False
+    checked, interrupted = False, False
 
     def __init__(
         self,
@@ -293,6 +294,8 @@ class Engine:
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)
+            if self.interrupted and self._pool is not None:
+                self._pool.reclaim()
             if self._pool is None or not self._pool.whole:
                 for queue in self.queues:
                     queue.lose_rows()

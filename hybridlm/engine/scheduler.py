@@ -62,7 +62,12 @@ def _in_turn(method: Method) -> Method:
     @wraps(method)
     def locked(*args: Any, **kwargs: Any) -> Any:
         with TURN_LOCK:
-            return method(*args, **kwargs)
+            try:
+                return method(*args, **kwargs)
+            except KeyboardInterrupt:
+                for engine in args[0]._engines:
+                    engine.interrupted = True
+                raise
 
     return cast(Method, locked)
 

@@ -112,9 +112,14 @@ class RowPages:
 
     def release(self, row: int) -> None:
         if self.owner is not None:
-            for page in self._pages[row]:
+            pages, self._pages[row], self._table[row], self._counts[row] = self._pages[row], [], 0, 0
+            for page in pages:
                 self.owner.release(page)
-            self._pages[row], self._table[row], self._counts[row] = [], 0, 0
+
+    def reclaim(self) -> None:
+        """Give up the pages that no row and no right of `keep` has."""
+        if self.owner is not None:
+            self.owner.reclaim()
 
     def table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
         """Return the page table of a step, int32 [lane, block]; None without a KV cache.

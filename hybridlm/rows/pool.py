@@ -115,8 +115,18 @@ class RowPool:
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
         (row,) = self.rows_of([slot])
-        self.owner.release(slot)
+        # An interrupt in between leaves a held row without pages, never a free row with pages.
         self.row_pages.release(row)
+        self.owner.release(slot)
+
+    def reclaim(self) -> None:
+        """Release the rows and pages that an interrupt took from their sequences."""
+        rows = self.owner.reclaim()
+        for row in rows:
+            self.row_pages.release(row)
+        self.row_pages.reclaim()
+        if rows and not self.owner.held:
+            self.vacate()
 
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]

@@ -93,11 +93,12 @@ class Engine:
         longest: most tokens of a text or prompt, by the context and a device's KV cache.
         mtp_drafts, head_drafts: MTP drafts of a step, and most positions of them after a sequence's end.
         given_up: release rows of dropped queues; called by `pool`: a queue may be collected while the pool changes.
+        interrupted: a turn ended by Ctrl-C, perhaps between a row and its owner; `pool` reclaims such rows.
         checked: check the holders of all rows after every step.
         after_step: test hook, called with rows and owners.
     """
 
-    checked = False
+    checked, interrupted = False, False
 
     def __init__(
         self,
@@ -288,6 +289,8 @@ class Engine:
         with TURN_LOCK:
             while self.given_up:
                 self.given_up.popleft()(self)
+            if self.interrupted and self._pool is not None:
+                self._pool.reclaim()
             if self._pool is None or self._pool.arrays is None:
                 for queue in self.queues:
                     queue.lose_rows()

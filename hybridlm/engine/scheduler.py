@@ -14,7 +14,7 @@ import time
 import weakref
 from collections import deque
 from collections.abc import Hashable, Iterator, Sequence
-from contextlib import nullcontext
+from contextlib import contextmanager, nullcontext
 from functools import cached_property, partial
 from typing import Any
 
@@ -106,6 +106,20 @@ class Scheduler:
             )
         self._probing = probing
 
+    @contextmanager
+    def _changing(self) -> Iterator[None]:
+        """Hold `TURN_LOCK` while queues or pools change.
+
+        Ctrl-C may end a change between a row and its sequence: the pool then reclaims rows without one.
+        """
+        with TURN_LOCK:
+            try:
+                yield
+            except KeyboardInterrupt:
+                for engine in self._engines:
+                    engine.interrupted = True
+                raise
+
     @cached_property
     def _decoding(self) -> Decoding:
         return Decoding(self._engine, self._processor, self._speculation)
@@ -136,7 +150,7 @@ class Scheduler:
         positions = min(len(request.prompt) + request.params.max_tokens, engine.context) - 1
         drafts = 0 if speculation is None else speculation.head_drafts
         sequence.limit = min(positions + drafts, engine.blocks * KV_BLOCK)
-        with TURN_LOCK:
+        with self._changing():
             self.awaited.discard(sequence)
             # Changes of logits after a draft depend on the draft.
             if speculation is not None and not request.params.changes_logits:
@@ -145,7 +159,7 @@ class Scheduler:
 
     def add_texts(self, reading: Reading[Any], texts: Sequence[QueuedText], priority: int = 0) -> None:
         """Add the texts of a reading to the queue, each after its shared prefix."""
-        with TURN_LOCK:
+        with self._changing():
             arrival = next(ARRIVALS)
             for i, text in enumerate(texts):
                 text.reading = reading
@@ -165,7 +179,7 @@ class Scheduler:
 
     def leave(self, sequence: Queued) -> None:
         """Remove a sequence or text; a step in flight may write its row."""
-        with TURN_LOCK:
+        with self._changing():
             for kind, heap in list(self._heaps.items()):
                 if any(entry[1] is sequence for entry in heap):
                     heap[:] = [entry for entry in heap if entry[1] is not sequence]
@@ -193,7 +207,7 @@ class Scheduler:
         Returns:
             None without work or rows, or if the step needs unread tokens.
         """
-        with TURN_LOCK:
+        with self._changing():
             self.turn, self.thread, self.seconds = next(_TURNS), threading.get_ident(), time.monotonic()
             if self._heaps or self.joined:
                 self._pool, *_ = [engine.pool for engine in self._engines]
@@ -220,12 +234,12 @@ class Scheduler:
 
     def settle(self, dispatched: DispatchedStep, accepted: np.ndarray) -> None:
         """Process the accepted tokens per lane of a verifying step."""
-        with TURN_LOCK:
+        with self._changing():
             self._decoding.settle(self._engine.pool, dispatched, accepted)
             self._release_finished(dispatched)
 
     def invalidate(self, sequence: ActiveSequence) -> None:
-        with TURN_LOCK:
+        with self._changing():
             if self._engine.prefix_cache is not None:
                 self._engine.prefix_cache.invalidate((*sequence.request.prompt, *sequence.generated))
 
@@ -243,7 +257,7 @@ class Scheduler:
             self._close()
 
     def _close(self) -> None:
-        with TURN_LOCK:
+        with self._changing():
             self._finalizer.detach()
             self._heaps.clear()
             for sequence in self.joined:
@@ -252,7 +266,7 @@ class Scheduler:
 
     def check_integrity(self) -> None:
         """Check that rows have at most one sequence each, and sequences one queue; raises SlotError."""
-        with TURN_LOCK:
+        with self._changing():
             faults: list[Statement] = []
             pool, joined = self._pool, self.joined
             without = [sequence.subject for sequence in joined if sequence.slot is None]

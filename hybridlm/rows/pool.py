@@ -169,14 +169,25 @@ class RowPool:
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
         (row,) = self.rows_of([slot])
-        self.owner.release(slot)
+        # An interrupt in between leaves a held row without pages, never a free row with pages.
         self._release_pages(row)
+        self.owner.release(slot)
 
     def _release_pages(self, row: int) -> None:
         if self.page_owner is not None:
-            for page in self._row_pages[row]:
+            pages, self._row_pages[row], self._table[row], self._counts[row] = self._row_pages[row], [], 0, 0
+            for page in pages:
                 self.page_owner.release(page)
-            self._row_pages[row], self._table[row], self._counts[row] = [], 0, 0
+
+    def reclaim(self) -> None:
+        """Release the rows and pages that an interrupt took from their sequences."""
+        rows = self.owner.reclaim()
+        for row in rows:
+            self._release_pages(row)
+        if self.page_owner is not None:
+            self.page_owner.reclaim()
+        if rows and not self.owner.held:
+            self.vacate()
 
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]

@@ -87,7 +87,7 @@ class Pool:
     Attributes:
         axis: the row axis.
         dims: a name or None for every dimension; a named dimension is written with data of the same name only.
-            "position" is the dimension of a cache along the tokens; no index along it may be a constant of the program.
+            "position" runs along the tokens of a cache: no index of a gather, write or dynamic slice is constant there.
     """
 
     group: str

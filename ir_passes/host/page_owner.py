@@ -95,13 +95,24 @@ class PageOwner:
         """Give a page up; raises SlotError for a released or foreign page."""
         with self._lock:
             self._raise(f"release of {page!r}", self._faults("page", page))
-            remaining = [holder for holder in self._holders.pop(page._number) if holder() is not page]
-            self._counts[page._number] = len(remaining)
-            self.shared -= len(remaining) == 1
-            if remaining:
-                self._holders[page._number] = remaining
-            else:
-                self._free[page._number // self._each].append(page._number)
+            self._keep(page._number, [holder for holder in self._holders[page._number] if holder() is not page])
+
+    def reclaim(self) -> list[int]:
+        """Give up the pages of tokens that were dropped without release; return their numbers."""
+        with self._lock:
+            alive = {page: [token for token in tokens if token() is not None] for page, tokens in self._holders.items()}
+            lost = [page for page, tokens in alive.items() if len(tokens) < self._counts[page]]
+            for page in lost:
+                self._keep(page, alive[page])
+            return lost
+
+    def _keep(self, page: int, holders: "list[weakref.ref[Page]]") -> None:
+        """Set the remaining holders of a page; free it without any."""
+        self.shared -= int(self._counts[page]) > 1 >= len(holders)
+        self._counts[page], self._holders[page] = len(holders), holders
+        if not holders:
+            del self._holders[page]
+            self._free[page // self._each].append(page)
 
     def holders(self, page: Page) -> int:
         with self._lock:

@@ -169,6 +169,15 @@ class SlotOwner:
             del self._held[slot._row]
             self._free[slot._row // self._each].append(slot._row)
 
+    def reclaim(self) -> list[int]:
+        """Free the rows of slots that were dropped without release; return them."""
+        with self._lock:
+            lost = self._lost()
+            for row in lost:
+                del self._held[row]
+                self._free[row // self._each].append(row)
+            return lost
+
     def move(self, slot: Slot) -> Slot:
         """Return a new slot of the row and invalidate the old one; raises as `release`."""
         with self._lock:

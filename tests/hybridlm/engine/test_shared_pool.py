@@ -9,7 +9,9 @@ from text_checkpoint import write_text_checkpoint
 import hybridlm
 from hybridlm.engine import scheduler
 from hybridlm.requests.results import Completion
+from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import ScoredText
+from ir_passes.host.page_owner import PageOwner
 from models import KV_BLOCK
 
 PAGES, LANES = 5, 4
@@ -51,6 +53,30 @@ def finished(session: hybridlm.Session) -> dict[int, Completion]:
 
 def bits(scores: list[hybridlm.Score]) -> list[bytes]:
     return [score.logprobs.tobytes() for score in scores]
+
+
+@pytest.mark.parametrize("by_session", [False, True])
+@pytest.mark.parametrize("pages", [False, True])
+def test_rows_and_pages_that_ctrl_c_took_from_their_sequence_are_free_again(
+    lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, by_session: bool, pages: bool
+) -> None:
+    """Ctrl-C between the allocation and the line that keeps it, more often than there are rows or pages."""
+    texts, owner = [prompt(370, 5), prompt(40, 6)], PageOwner if pages else RowPool
+    want, acquire = bits(lm.score(texts)), owner.acquire
+
+    def interrupted(*args: Any, **options: Any) -> None:
+        acquire(*args, **options)
+        raise KeyboardInterrupt
+
+    for _ in range(LANES + 1):
+        with monkeypatch.context() as patch, pytest.raises(KeyboardInterrupt):
+            patch.setattr(owner, "acquire", interrupted)
+            lm.generate(texts, max_tokens=2, **PLAIN) if by_session else lm.score(texts)
+        gc.collect()
+        pool = lm.engine.pool
+        pool.check_integrity()
+        assert not pool.owner.held and pool.free_pages(0) == PAGES
+    assert bits(lm.score(texts)) == want
 
 
 @pytest.mark.slow

@@ -1,6 +1,7 @@
 """The host's owner of pages keeps `PageTable`'s promises and raises at violations."""
 
 import copy
+import gc
 
 import numpy as np
 import pytest
@@ -78,6 +79,20 @@ def test_holders_are_counted() -> None:
     pages._counts[1] = 2
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.STATES,)):
         pages.check_integrity()
+
+
+def test_pages_of_dropped_tokens_are_reclaimed() -> None:
+    pages = PageOwner(6)
+    (kept, dropped), (shared,) = pages.acquire(2), pages.acquire(1)
+    second = pages.share(shared)
+    numbers = pages.bind([[dropped, shared]], 1, 2)[0].tolist()
+    del dropped, second
+    gc.collect()
+    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.DROPPED,)):
+        pages.check_integrity()
+    assert sorted(pages.reclaim()) == sorted(numbers) and pages.reclaim() == []
+    pages.check_integrity()
+    assert pages.free == 3 and pages.shared == 0 and pages.holders(shared) == pages.holders(kept) == 1
 
 
 def test_written_pages_of_a_table_have_one_holder() -> None:

@@ -39,6 +39,9 @@ def test_a_dropped_token_is_a_leak_that_is_named() -> None:
         owner.acquire()
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.DROPPED,)):
         owner.check_integrity()
+    assert owner.reclaim() == [2] and owner.reclaim() == [] and owner.free == 1
+    owner.check_integrity()
+    row_of(owner, owner.acquire())
     owner.release(saved)
 
 

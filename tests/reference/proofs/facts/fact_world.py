@@ -16,7 +16,7 @@ from predicted_owners import is_one_of
 
 from ir_passes import LaneContract, Packed, PageTable, Pool, SlotMap
 from ir_passes.proof.numbering import Leaf, Number
-from ir_passes.proof.owners import LaneRows, Order
+from ir_passes.proof.owners import LaneRows, Order, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.values import (
@@ -205,7 +205,11 @@ class World:
                 places = value.owner.start + np.arange(shape[value.owner.axis]) // value.owner.inner
                 # Rows are tokens; tokens of padding belong to no lane.
                 lanes = np.minimum(SEGMENTS[places], N - 1) if value.owner.packed else places
-                return self._is_entry(fact, np.moveaxis(elements, value.owner.axis, 0).reshape(len(lanes), -1), lanes)
+                # The owner of a block of rows has a symbol for its start.
+                in_block = any(isinstance(part, Symbol) for part in value.owner.split)
+                starts = range(N - int(lanes.max(initial=0))) if in_block else (0,)
+                entries = np.moveaxis(elements, value.owner.axis, 0).reshape(len(lanes), -1)
+                return any(self._is_entry(fact, entries, lanes + start) for start in starts)
         return True
 
     def _masked(self, fact: Fact, elements: np.ndarray) -> bool:

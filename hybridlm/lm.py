@@ -339,7 +339,7 @@ class LM(OneHolder):
             pooling: see `EmbedTask`.
             normalised: scale each vector to length 1.
         """
-        check_pooling(pooling)
+        check_pooling(pooling, normalised)
         ids = self.text_model.text_inputs.encode_all(texts, "texts")
         vectors, wrong = pooled(self.engine, ids, self.config.hidden_size, pooling, normalised)
         require_finite(wrong, "texts[{}]".format)

@@ -120,7 +120,8 @@ class BatchTask(Task):
 
 
 def batch_rows(model: TextModel, origin: Origin, **fields: Any) -> RowTask:
-    current: list[FinishedTexts] = []
+    # Raises ValueError for a model that does not generate, before files are opened.
+    current, inputs = list[FinishedTexts](), model.inputs
 
     @contextmanager
     def part(finished: FinishedTexts) -> Iterator[None]:
@@ -134,7 +135,7 @@ def batch_rows(model: TextModel, origin: Origin, **fields: Any) -> RowTask:
 
     return RowTask(
         columns={"custom_id": "text", "response": "object", "error": "object"},
-        read=lambda row: read_request(row.item, model.inputs),
+        read=lambda row: read_request(row.item, inputs),
         run=run,
         origin={**origin, "name": model.path.name, "llguidance": compiler_version()},
         window_bytes=MAX_WINDOW_BYTES,

@@ -26,6 +26,7 @@ class EmbedTask(Task):
 
     Raises:
         ValueError: there is no such pooling.
+        TypeError: `normalised` is no bool.
     """
 
     pooling: Pooling = option("last", "Vector of the last or the first token, or the mean of all: last, first or mean.")
@@ -34,7 +35,7 @@ class EmbedTask(Task):
     )
 
     def __post_init__(self) -> None:
-        check_pooling(self.pooling)
+        check_pooling(self.pooling, self.normalised)
 
     def on(self, model: TextModel) -> RowTask:
         def run(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:

@@ -91,11 +91,13 @@ class DistributionSettings:
     @property
     def given(self) -> bool:
         """Whether a score has more than log-probabilities."""
-        return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or bool(self.entropy)
+        return self.token_ids is not None or self.top != 0 or self.temperature != 1.0 or self.entropy
 
     def check(self, vocab_size: int) -> None:
         """Check settings without texts; raises TypeError or ValueError."""
         limit = min(vocab_size, MAX_IDS)
+        if not isinstance(self.entropy, bool):
+            raise TypeError(f"entropy: expected True or False, got {self.entropy!r}")
         if not is_whole(self.top) or not 0 <= self.top <= limit:
             raise ValueError(f"top: expected 0..{limit}, got {self.top!r}")
         if isinstance(self.temperature, bool) or not isinstance(self.temperature, int | float):
@@ -146,7 +148,7 @@ class DistributionSettings:
         # Few programs for many lengths.
         width = 1 << (longest - 1).bit_length() if longest else 0
         chosen = self.token_ids is not None
-        return Question(self.top, width, float(self.temperature), bool(self.entropy), chosen, list(questions))
+        return Question(self.top, width, float(self.temperature), self.entropy, chosen, list(questions))
 
 
 NOTHING_ASKED = DistributionSettings()

@@ -160,7 +160,9 @@ def pooled(
     return vectors, {i: text.first_wrong for i, text in enumerate(read) if text.first_wrong is not None}
 
 
-def check_pooling(pooling: object) -> None:
+def check_pooling(pooling: object, normalised: object) -> None:
+    if not isinstance(normalised, bool):
+        raise TypeError(f"normalised: expected True or False, got {normalised!r}")
     if pooling not in POOLINGS:
         raise ValueError(f"pooling: expected one of {', '.join(POOLINGS)}, got {pooling!r}")
 

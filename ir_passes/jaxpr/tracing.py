@@ -88,8 +88,13 @@ def trace_function(
 ) -> Trace:
     """Trace `fn(*args, **kwargs)` with arrays or `jax.ShapeDtypeStruct`, and static arguments.
 
-    Raises PlacementError for `shard_map` arguments off its mesh, ValueError for an unhashable static argument.
+    Raises:
+        PlacementError: `shard_map` arguments are not placed on its mesh.
+        TypeError: `args` is no tuple or list.
+        ValueError: a static argument cannot be hashed.
     """
+    if not isinstance(args, tuple | list):
+        raise TypeError(f"args: expected a tuple of the step's arguments, before the contract; got {type(args)}")
     parameters = FunctionSignature.of(fn) if parameters is None else parameters
     dynamic, named, static = parameters.split(tuple(args), kwargs or {})
     check_hashable(static)

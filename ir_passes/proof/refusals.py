@@ -322,7 +322,7 @@ UNINITIALIZED = RefusalText(
     "memory reaches this before anything is written to it; it holds what was there, as another lane's",
     "use jnp.zeros; write all of a kernel's block or scratch before it is read or handed out; where a kernel keeps "
     "what was in a result's memory, say for which machine it is: compiler_params=plgpu.CompilerParams(); if no output "
-    "depends on it, as under a mask, declare the kernel: ComputedGrid(written=True)",
+    "depends on it, as under a mask, declare a kernel with a computed grid: ComputedGrid(written=True)",
     ViolationKind.UNINITIALIZED,
 )
 FOREIGN_MEMORY = RefusalText(

@@ -15,8 +15,7 @@ from hybridlm.compiler.stages import PlacementError, Unplaced
 from hybridlm.compiler.xla_audit import Finding, FindingKind
 from hybridlm.quantised.schemes import DequantiseError
 from ir_passes.files.trust import UntrustedError
-from models.sharding.devices import Devices
-from models.sharding.shard_sizes import ShardingError
+from models import Devices, ShardingError
 
 ERRORS = [
     CheckpointError("dir", ["a fault", "another"], "Do this."),

@@ -8,8 +8,8 @@ import pytest
 import torch
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
+from hybridlm import SamplingParams
 from hybridlm.engine.inputs import Inputs
-from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import ActiveSequence, Request, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
 

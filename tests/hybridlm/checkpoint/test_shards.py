@@ -12,8 +12,7 @@ from shares import spread
 import hybridlm
 from hybridlm.checkpoint import Shards
 from hybridlm.checkpoint.shards import build_together
-from models import Devices, ShardedDim
-from models.sharding.sharded_dim import Segment
+from models import Devices, Segment, ShardedDim
 
 MESH = hybridlm.mesh(data=2, model=2, expert=2)
 PARTS = (Segment(8, 4), Segment(4, 1, replicable=True), Segment(6, 2))

@@ -13,9 +13,9 @@ from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
+from hybridlm import EngineConfig
 from hybridlm.checkpoint import CheckpointError, LoadedWeights, OpenModel, load_parameters, open_checkpoint
 from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.engine.config import EngineConfig
 from models import family_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

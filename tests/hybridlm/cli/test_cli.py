@@ -23,14 +23,13 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm import demo
+from hybridlm import Event, demo
 from hybridlm.cli import demo as cli_demo
 from hybridlm.cli import generate, options
 from hybridlm.cli.main import app, main
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import Origin
-from hybridlm.session import Event
 from hybridlm.text.tokenizer import Tokenizer
 
 

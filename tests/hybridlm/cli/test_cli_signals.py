@@ -17,13 +17,13 @@ import pytest
 from typer.testing import CliRunner, Result
 
 import hybridlm
+from hybridlm import Event
 from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.cli import generate, options
 from hybridlm.cli.main import app, main
 from hybridlm.cli.signals import Ended, ended_by_signals
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch import batch_task
-from hybridlm.session import Event
 
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
 ROWS = [{"id": i, "text": f"text {i}", "custom_id": str(i)} for i in range(7)]

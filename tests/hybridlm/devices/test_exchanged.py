@@ -16,8 +16,8 @@ from random_checkpoint import FAMILIES
 from tiny_variants import variant
 
 import hybridlm
+from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of

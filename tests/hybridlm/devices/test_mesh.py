@@ -11,9 +11,9 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 
 import hybridlm
+from hybridlm import EngineConfig
 from hybridlm.devices.mesh import AXES, read_mesh, with_all_axes
 from hybridlm.devices.placement import ONE_DEVICE, Placement
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.programs.shapes import lane_bucket
 from hybridlm.rows.arrays import maker_of_zeros, zeros

@@ -10,8 +10,7 @@ from comparison import TOLERANCES
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
-from hybridlm import Intervention
-from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm import Intervention, ProbeSettings
 from hybridlm.scoring.items import ScoredIds
 from hybridlm.scoring.scorer import scores
 

@@ -15,9 +15,9 @@ from host_model import HostModel, continued, following, logprob
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
+from hybridlm import Session
 from hybridlm.engine import scheduler
 from hybridlm.engine.speculation import Speculation
-from hybridlm.session import Session
 from models import KV_BLOCK
 
 pytestmark = [pytest.mark.slow, pytest.mark.filterwarnings("ignore:.*was preempted after")]

@@ -11,11 +11,10 @@ import pytest
 from head_checkpoints import GOLDEN, write_agreeing, write_headless
 
 import hybridlm
-from hybridlm import CheckpointError, ConfigError
+from hybridlm import CheckpointError, Completion, ConfigError
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 from hybridlm.prefix_cache.moves import buffers_by_block
-from hybridlm.requests.results import Completion
 from models import KV_BLOCK
 
 LOADED: dict[str, Any] = {"lanes": 3, "context": 150, "dtype": "float32", "chunk": 16, "draft_tokens": 3}

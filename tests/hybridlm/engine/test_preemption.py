@@ -11,9 +11,9 @@ from random_traffic import MANY, PAGES, PLAIN, SETTINGS, Asked, Known, alone, co
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
+from hybridlm import Completion
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.engine.speculation import Speculation
-from hybridlm.requests.results import Completion
 from models import KV_BLOCK
 
 FULL = "was preempted after"

@@ -7,8 +7,8 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
+from hybridlm import Completion
 from hybridlm.engine import scheduler
-from hybridlm.requests.results import Completion
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import ScoredText
 from ir_passes.host.page_owner import PageOwner

@@ -7,9 +7,9 @@ import numpy as np
 import pytest
 
 import hybridlm
+from hybridlm import Completion
 from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
-from hybridlm.requests.results import Completion
 
 REPEATING = [7, 11, 13, 5, 3] * 4
 PROMPTS = [REPEATING, [5], [9, 8, 7, 6], [21] * 9, [4, 40, 44, 14, 41, 40, 44], list(range(3, 30)), [90, 91]]

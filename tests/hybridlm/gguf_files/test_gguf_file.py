@@ -13,11 +13,11 @@ from gguf import GGMLQuantizationType as Type
 from gguf_checkpoint import GOLDEN, OF, TOKENS, golden, rounded, write_gguf
 
 import hybridlm
+from hybridlm import MissingExtra
 from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, has_head, open_checkpoint, stored_dtype
 from hybridlm.checkpoint.gguf_file import GgufFile
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.stored_weights import stored_weights
-from hybridlm.errors import MissingExtra
 from hybridlm.gguf_files import BLOCK_TYPES, GgufHeader, NamedTensor, gguf_config, read_header
 from hybridlm.gguf_files.header import PLAIN_TYPES
 from hybridlm.quantised.shapes import TensorInfo

@@ -13,11 +13,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import hybridlm
-from hybridlm.errors import GrammarError
+from hybridlm import Completion, GrammarError, SamplingParams
 from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
 from hybridlm.programs.shapes import AnyShape
-from hybridlm.requests.results import Completion
-from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.sampling.logit_changes import mask_words, masked_logits, only_allowed
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from ir_passes import IsolationError

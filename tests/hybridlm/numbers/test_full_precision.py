@@ -9,8 +9,8 @@ import pytest
 from paged_shapes import paged
 
 import hybridlm
+from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir

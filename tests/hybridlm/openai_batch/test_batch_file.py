@@ -11,11 +11,11 @@ from filled import nan_token
 from toy_scorer import run_toy, toy_model
 
 import hybridlm
+from hybridlm import Session
 from hybridlm.grammars import grammar_text
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import read_request
 from hybridlm.openai_batch.response import _message
-from hybridlm.session import Session
 from hybridlm.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.slow

@@ -9,13 +9,13 @@ from text_checkpoint import SETTINGS
 from toy_scorer import kill_after_nine_texts, toy_model, write_lines
 
 import hybridlm
+from hybridlm import Event
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files import finished
 from hybridlm.files.finished import FinishedTexts, finished_files
 from hybridlm.openai_batch.answers import answers
 from hybridlm.openai_batch.request import read_request
 from hybridlm.requests.sequence import Request
-from hybridlm.session import Event
 
 INPUTS = Inputs(None, 97, 256, (), lambda snapshot: None)
 

@@ -11,8 +11,8 @@ import pytest
 from toy_scorer import run_toy, toy_model
 
 import hybridlm
+from hybridlm import GrammarError
 from hybridlm.engine.inputs import Inputs
-from hybridlm.errors import GrammarError
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import OpenAIRequest

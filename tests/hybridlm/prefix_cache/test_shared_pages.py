@@ -13,10 +13,10 @@ from random_traffic import Asked, compare, traffic
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
+from hybridlm import Completion
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.runner import Move, Runner
-from hybridlm.requests.results import Completion
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
 from ir_passes.host.slot_owner import SlotError, SlotFault

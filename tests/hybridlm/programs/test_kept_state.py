@@ -8,14 +8,14 @@ from engine_mutants.catalogue import COMMITTED
 from random_checkpoint import write_random_checkpoint
 from text_checkpoint import GOLDEN
 
+from hybridlm import EngineConfig
 from hybridlm.checkpoint.model import open_model
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.kept_state import kept_state_findings
 from hybridlm.steps.structure import flatten
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
-from models.sharding.devices import Devices
+from models import Devices
 
 VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED

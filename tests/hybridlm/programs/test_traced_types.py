@@ -8,8 +8,8 @@ import pytest
 from certificate_table import GOLDEN, NAMES
 from paged_shapes import paged
 
+from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
 

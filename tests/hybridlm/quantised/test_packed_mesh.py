@@ -12,12 +12,12 @@ from near_ties import check_same_samples
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 
 import hybridlm
+from hybridlm import EngineConfig
 from hybridlm.checkpoint import LoadedWeights, Shards, load_parameters, packed_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.layout import packed_layout
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.memory import weight_bytes
 from hybridlm.quantised.packed import PackedForm
 from models import Segment, ShardedDim

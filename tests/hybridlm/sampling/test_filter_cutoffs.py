@@ -11,11 +11,10 @@ import pytest
 from hybridlm.sampling import filter_cutoffs as module
 from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
-from ir_passes import Lane, LaneContract, Shared
+from ir_passes import Lane, LaneContract, Shared, prove_isolation
 from ir_passes.contract.statements import Note
 from ir_passes.jaxpr import ir
-from ir_passes.proof.lane_proof import prove_isolation
-from models.sharding.devices import Devices
+from models import Devices
 
 LANES = 60
 """All combinations of the settings."""

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 
 import hybridlm
+from hybridlm import SamplingParams
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sampling_params import SamplingParams
 from hybridlm.requests.sequence import CHANGES_STEP, MIN_CHANGES, ActiveSequence, bucket, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
 from ir_passes import IsolationError

@@ -9,8 +9,8 @@ import pytest
 
 from hybridlm.sampling.sample_rows import KERNEL
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling, sample_tokens
+from models import Devices
 from models.cpu_kernels import library
-from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
 

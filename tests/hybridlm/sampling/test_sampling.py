@@ -24,7 +24,7 @@ from hybridlm.sampling.sampling import (
     most_likely,
     sample_tokens,
 )
-from models.sharding.devices import Devices
+from models import Devices
 
 VOCAB, LANES = 11, 6000
 LOGITS = np.array([2.0, 1.5, 1.4, 0.2, 0.1, 0.0, -0.5, -1.0, -3.0, -5.0, 1.9], np.float32)

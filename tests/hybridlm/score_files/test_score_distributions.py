@@ -10,7 +10,7 @@ import pyarrow.parquet as pq
 import pytest
 
 import hybridlm
-from hybridlm.requests.results import TokenLogprobs
+from hybridlm import TokenLogprobs
 from hybridlm.score_files.formats import open_source
 from hybridlm.score_files.rows import START, RowFields
 from hybridlm.text_model import TextModel

@@ -18,7 +18,7 @@ import pytest
 from toy_scorer import TOY, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
-from hybridlm.errors import MissingExtra
+from hybridlm import MissingExtra
 from hybridlm.score_files.row_progress import progress_line
 from hybridlm.score_files.task import ScoreFileReport
 from hybridlm.text_model import TokenCounts

@@ -7,7 +7,7 @@ import pytest
 from comparison import log_softmax, padded
 
 import hybridlm
-from hybridlm.requests.results import Score
+from hybridlm import Score
 
 TEXTS = ["a text over several chunks", "xy", "a text over several lines", "x", "Who has the kite?"]
 IDS = [7, 50, 3, 88, 7]
@@ -135,7 +135,8 @@ def test_a_completion_and_a_prefix_count_from_their_own_first_token(text_lm: hyb
     ({"token_ids": [-1]}, "token_ids"), ({"token_ids": [[[3], [1 << 30], [3]]]}, r"token_ids\[0\]\[1\]"),
     ({"token_ids": [["a"]]}, r"token_ids\[0\]"), ({"token_ids": "ab"}, "token_ids"), ({"top": -1}, "top"),
     ({"top": 1 << 20}, "top"), ({"temperature": 0.0}, "temperature"), ({"temperature": float("nan")}, "temperature"),
-    ({"temperature": "1"}, "temperature"), ({"start": 1}, "start"), ({"start": 5, "top": 1}, "start"),
+    ({"entropy": "no"}, "entropy"), ({"temperature": "1"}, "temperature"), ({"start": 1}, "start"),
+    ({"start": 5, "top": 1}, "start"),
     ({"start": [1, 1], "top": 1}, "start"), ({"top_logprobs": 1, "top": 1}, "top_logprobs"),
 ])  # fmt: skip
 def test_inconsistent_input_is_named(text_lm: hybridlm.LM, fields: dict[str, Any], named: str) -> None:

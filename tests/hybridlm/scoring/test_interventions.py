@@ -11,8 +11,7 @@ import pytest
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
-from hybridlm import Intervention, SequenceState
-from hybridlm.engine.probe_settings import ProbeSettings
+from hybridlm import Intervention, ProbeSettings, SequenceState
 from hybridlm.engine.probing import probe_sites
 from hybridlm.programs.shapes import EditShape, Shape
 from hybridlm.requests.captured import parse_path

@@ -160,6 +160,8 @@ def test_heads_that_do_not_fit(text_lm: hybridlm.LM, tmp_path: Path) -> None:
         text_lm.classify(TEXTS)
     with pytest.raises(ValueError, match="^pooling: "):
         text_lm.embed(TEXTS, pooling="cls")  # type: ignore[arg-type]
+    with pytest.raises(TypeError, match="^normalised: "):
+        text_lm.embed(TEXTS, normalised="no")  # type: ignore[arg-type]
     with pytest.raises(ValueError, match="^probabilities: "):
         _ = hybridlm.Classification(np.zeros((2, 1), np.float32), ("reward",)).probabilities
 

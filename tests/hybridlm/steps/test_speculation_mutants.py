@@ -12,9 +12,8 @@ from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
 from hybridlm.steps.contract import page_table, slot_map, step_contract
-from ir_passes import LaneContract
+from ir_passes import LaneContract, ViolationKind
 from ir_passes.measure.unaccepted import unaccepted_reach
-from ir_passes.proof.violations import ViolationKind
 
 REPLAYED = [id for id, mutant in STEPS.items() if mutant.finder is Finder.REPLAY]
 

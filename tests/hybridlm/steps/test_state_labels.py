@@ -9,11 +9,10 @@ import jax.numpy as jnp
 import pytest
 from tiny_variants import variant
 
+from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
-from ir_passes import IsolationError, prove_isolation
+from ir_passes import IsolationError, ViolationKind, prove_isolation
 from ir_passes.contract.statements import Claim
-from ir_passes.proof.violations import ViolationKind
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import append_and_attend
 from models.ops.recurrences.delta_rule import delta_rule
@@ -65,7 +64,7 @@ CASES = {
     "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
     "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append_and_attend", _swapped_heads),
     "keys for values": ("next_base", {}, "models.mixers.attention.append_and_attend", _swapped_caches),
-    "taps": ("next_base", {}, "models.mixers.gated_delta_net.layer_conv", _swapped_taps),
+    "taps": ("next_base", {}, "models.mixers.recurrent.layer_conv", _swapped_taps),
 }
 
 

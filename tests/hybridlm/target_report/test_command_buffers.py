@@ -6,7 +6,7 @@ import pytest
 from certificate_table import GOLDEN
 from graph_thunks import ASKING_THE_HOST, thunks_outside_graphs
 
-from hybridlm.engine.config import EngineConfig
+from hybridlm import EngineConfig
 from hybridlm.programs import programs
 from hybridlm.target_report import target_engine
 from ir_passes.targets import read_target

@@ -14,8 +14,8 @@ import pytest
 from jax_settings import jax_settings
 from paged_shapes import paged
 
+from hybridlm import EngineConfig
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import StepReport, report_on, target_engine

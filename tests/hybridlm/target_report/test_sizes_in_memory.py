@@ -10,6 +10,7 @@ from published import PUBLISHED
 from size_table import LARGE, SCHEMES, fit, row, table
 from typer.testing import CliRunner, Result
 
+from hybridlm import EngineConfig, load
 from hybridlm.checkpoint import Shards, packed_parameters
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.packed.parameters import laid_out
@@ -17,8 +18,6 @@ from hybridlm.checkpoint.quantise import Recipe, forms_of_copy, quantise_checkpo
 from hybridlm.cli import verify
 from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
-from hybridlm.loading import load
 from hybridlm.target_report.fit import fit_of
 from ir_passes.targets import read_target
 

@@ -20,10 +20,10 @@ from jax.experimental import topologies
 from jax_settings import jax_settings
 from typer.testing import CliRunner, Result
 
+from hybridlm import EngineConfig
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
 from hybridlm.programs.shapes import Shape

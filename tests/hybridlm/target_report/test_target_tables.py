@@ -21,8 +21,8 @@ from target_table import (
     row_of_model,
 )
 
+from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.target_report import StepReport
 from ir_passes.targets import local_target
 

@@ -27,11 +27,11 @@ from audited_steps import ONE as CONTRACT
 from jax_settings import jax_settings
 from without_assignment import WithoutAssignment, erase, hide_assignments
 
+from ir_passes import AuditError
 from ir_passes.compile import buffer_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.xla_audit.findings import AuditError
 from ir_passes.xla_audit.hlo import HloError
 
 ARGS = (pool(), slots(), x())

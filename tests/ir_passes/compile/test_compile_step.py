@@ -12,7 +12,18 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes import (
+    AuditError,
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Pool,
+    Shared,
+    SlotMap,
+    ViolationKind,
+    prove_isolation,
+)
 from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compile_step import compile_step
@@ -25,10 +36,9 @@ from ir_passes.contract.faults import ContractFault
 from ir_passes.contract.statements import Assumption, AuditClaim, NotCovered
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
-from ir_passes.proof.violations import IsolationError, ViolationKind
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.scratch import planner
-from ir_passes.xla_audit.findings import AuditError, FindingKind
+from ir_passes.xla_audit.findings import FindingKind
 
 LANES, SLOTS, WIDTH = 3, 8, 4
 ONE = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))
@@ -130,6 +140,12 @@ def test_leak_is_refused_with_its_line() -> None:
         compile_step(leaking, args(), ONE)
     line = leaking.__code__.co_firstlineno + 2
     assert any(violation.source.endswith(f"test_compile_step.py:{line}") for violation in raised.value.violations)
+
+
+def test_arguments_in_another_order_are_refused_by_name() -> None:
+    for certify in (compile_step, prove_isolation):
+        with pytest.raises(TypeError, match="^args: "):
+            certify(one_pool, ONE, args())  # type: ignore[arg-type]
 
 
 def test_leak_only_warns_if_asked_to() -> None:

@@ -9,11 +9,20 @@ import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
 
-from ir_passes import IsolationError, Lane, LaneContract, Shared, ViolationKind, declassify, rowwise
+from ir_passes import (
+    IsolationError,
+    Lane,
+    LaneContract,
+    Proof,
+    Shared,
+    ViolationKind,
+    declassify,
+    prove_isolation,
+    rowwise,
+)
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
-from ir_passes.proof.lane_proof import Proof, prove_isolation
 
 N, D = 4, 6
 ONE = LaneContract((Lane(),), (Lane(),))

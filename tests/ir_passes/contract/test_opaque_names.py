@@ -14,11 +14,20 @@ from jax import lax
 from jax.experimental import io_callback
 from jax.experimental import pallas as pl
 
-from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Shared, ViolationKind, compile_step
+from ir_passes import (
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Shared,
+    ViolationKind,
+    compile_step,
+    prove_isolation,
+)
 from ir_passes.contract.opaque_names import exact_name
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import primitives
-from ir_passes.proof.lane_proof import prove_isolation
 
 HERE = Path(__file__).name
 X = jnp.ones((LANES, WIDTH))

@@ -6,9 +6,9 @@ from collections import Counter
 
 import pytest
 
+from ir_passes import ViolationKind
 from ir_passes.contract import statements
 from ir_passes.contract.statements import AuditClaim, Claim, Statement, StatementId
-from ir_passes.proof.violations import ViolationKind
 from ir_passes.xla_audit.audit import REFUTED_BY
 from ir_passes.xla_audit.findings import FindingKind
 

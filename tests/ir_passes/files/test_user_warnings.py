@@ -23,6 +23,7 @@ def test_a_refused_step_warns_at_the_call_that_compiles_it():
     assert {(warning.filename, warning.lineno) for warning in warned} == {(__file__, line_of("compile_step(lambda"))}
 
 
+@pytest.mark.slow
 def test_a_preempted_sequence_warns_at_the_call_that_generates():
     lm = hybridlm.load(hybridlm.demo.path(), lanes=2, context=512, cache=512)
     with pytest.warns(UserWarning, match="preempted") as warned:

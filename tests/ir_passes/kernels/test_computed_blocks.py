@@ -26,11 +26,19 @@ from zoo.kernels.grid_kernels import (
 from zoo.kernels.random_blocks import AS_LOADED, random_block_kernel
 from zoo.program import LANES
 
-from ir_passes import ComputedGrid, ContractError, IsolationError, Lane, LaneContract, Shared, ViolationKind
+from ir_passes import (
+    ComputedGrid,
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Shared,
+    ViolationKind,
+    prove_isolation,
+)
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
-from ir_passes.proof.lane_proof import prove_isolation
 
 ON_TPU = pltpu.InterpretParams(uninitialized_memory="nan")
 """The machine of a TPU on CPUs: new memory is nan, and a block that stays in place is neither loaded nor stored."""

@@ -22,6 +22,7 @@ from hybridlm.target_report.kernel_reads import with_reads
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.reads import SEED, KernelReads, _block, _CountedMemory, _Instance, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
+from models import Devices
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.kv_cache import KVCache, attend
@@ -33,7 +34,6 @@ from models.ops.recurrences.chunk_scan_gpu import MAX_ROWS
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import recurrent_step
-from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 GPU = Devices(platform="gpu", kernels="auto")

@@ -11,10 +11,9 @@ from random_whole_kernels import random_whole_kernel
 from zoo.kernels.random_blocks import random_block_kernel
 from zoo.program import Program
 
-from ir_passes import IsolationError
+from ir_passes import IsolationError, prove_isolation
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
-from ir_passes.proof.lane_proof import prove_isolation
 
 
 def proved(seed: int, draw: Callable[[int], Program]) -> bool:

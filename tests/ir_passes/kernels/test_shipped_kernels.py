@@ -17,9 +17,19 @@ import jax.numpy as jnp
 import pytest
 
 import ir_passes
-from ir_passes import ComputedGrid, IsolationError, Lane, LaneContract, Packed, PageTable, Pool, Shared, ViolationKind
+from ir_passes import (
+    ComputedGrid,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Packed,
+    PageTable,
+    Pool,
+    Shared,
+    ViolationKind,
+    prove_isolation,
+)
 from ir_passes.contract.statements import Assumption, Note
-from ir_passes.proof.lane_proof import prove_isolation
 
 
 def shipped(name: str) -> Any:

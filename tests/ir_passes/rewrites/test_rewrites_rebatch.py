@@ -8,8 +8,7 @@ from audited_steps import LANES, ONE, ROW, SLOTS, per_sequence_loop, pool, slots
 from jax import lax
 from rewritten_steps import assert_same, brackets, copies, graph_of, primitives, rewrite
 
-from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
-from ir_passes.contract.declared import rowwise
+from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, rowwise
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.rewrites import lane_work, rebatch

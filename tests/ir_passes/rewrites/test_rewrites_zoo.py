@@ -8,10 +8,10 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 from zoo.real_models import MODELS, program, shapes
 
+from ir_passes import IsolationError
 from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
-from ir_passes.proof.violations import IsolationError
 from ir_passes.rewrites.batching import BatchedWork
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pipeline import PassReport, run_passes

@@ -9,9 +9,8 @@ import numpy as np
 import pytest
 from jax import Array
 
-from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap
+from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap, prove_isolation
 from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
-from ir_passes.proof.lane_proof import prove_isolation
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError, UntrackedFault
 

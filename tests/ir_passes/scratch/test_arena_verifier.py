@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from arena_programs import MUTANTS, PROGRAMS, mutant_plan
 
-from ir_passes.contract.contract import Lane, LaneContract, Opaque
+from ir_passes import Lane, LaneContract, Opaque
 from ir_passes.jaxpr import ir
 from ir_passes.scratch.planner import Plan, PlanError, declared_scratch, plan, verify_plan
 

@@ -10,9 +10,8 @@ from typing import Any
 
 import pytest
 
-from models import DecoderConfig, family_of
+from models import DecoderConfig, UnsupportedModel, family_of
 from models.config.reader import ConfigError
-from models.families.registry import UnsupportedModel
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig

@@ -3,7 +3,7 @@
 import pytest
 from published import KIMI, KIMI_FULL, read
 
-from models.config.reader import ConfigError
+from models import ConfigError
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.latent_attention import LatentAttentionConfig

@@ -10,14 +10,13 @@ from published import read
 from published_mamba import NANO, SUPER
 from tiny_variants import variant
 
-from models import family_of
+from models import WeightSource, family_of
 from models.decoder.parallel import ParallelConfig
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
-from models.weights.sources import WeightSource
 
 
 @pytest.mark.parametrize(

@@ -9,8 +9,7 @@ import pytest
 from flax import nnx
 from published import PUBLISHED, QWEN3_5_35B
 
-from models import DecoderConfig, Devices, ShardingError, family_of
-from models.config.reader import ConfigError
+from models import ConfigError, DecoderConfig, Devices, ShardingError, family_of
 from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig

@@ -4,8 +4,7 @@ from typing import Any
 
 import pytest
 
-from models import DecoderConfig, UnsupportedModel, family_of
-from models.config.reader import ConfigError
+from models import ConfigError, DecoderConfig, UnsupportedModel, family_of
 from models.mixers.mamba1 import Mamba1Config
 from models.mixers.mamba2 import Mamba2Config
 

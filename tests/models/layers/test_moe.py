@@ -9,12 +9,12 @@ import pytest
 from filled import filled, random_values
 from flax import nnx
 
+from models import Devices
 from models.layers.activations import SwigluLimit
 from models.layers.mlp import Activation
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.ops.expert_dot import MAX_GATHER_ROWS
-from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 HIDDEN = 10

@@ -7,8 +7,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from models import Devices
 from models.layers.short_conv import layer_conv, short_conv
-from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 CHANNELS = 6

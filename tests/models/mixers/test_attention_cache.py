@@ -10,11 +10,11 @@ from flax import nnx
 from paged_caches import in_pages
 
 from ir_passes.jaxpr import ir
+from models import KV_BLOCK, Devices, kv_blocks
 from models.mixers.attention import AttentionConfig
 from models.mixers.kv_cache import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, widened
 from models.ops import summed_attention
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, kv_blocks, own_pages, token_places, window_pages
+from models.state.pages import own_pages, token_places, window_pages
 from models.state.state import state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5

@@ -10,11 +10,10 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from models import KV_BLOCK, Devices, kv_blocks
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttention, IndexedAttentionConfig, best_blocks
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, kv_blocks
 from models.state.state import TPU_COLUMNS
 
 HIDDEN = 12

@@ -9,11 +9,10 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from models import KV_BLOCK, Devices, kv_blocks
 from models.layers.norms import GatedRMSNorm, NormConfig, RMSNorm
 from models.layers.rope import Rope
 from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, kv_blocks
 from models.state.state import TPU_COLUMNS
 
 HIDDEN = 12

@@ -10,7 +10,8 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
-from models.decoder.decoder import Decoder, DecoderConfig, lane_info
+from models import Decoder, DecoderConfig
+from models.decoder.decoder import lane_info
 from models.decoder.streams import StreamsConfig
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope

@@ -8,7 +8,7 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
-from models.decoder.decoder import Decoder, DecoderConfig
+from models import Decoder, DecoderConfig
 from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig

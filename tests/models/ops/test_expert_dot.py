@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 from ir_passes.jaxpr import ir
+from models import Devices
 from models.ops.expert_dot import (
     BLOCK,
     MAX_SORTED_ROWS,
@@ -19,7 +20,6 @@ from models.ops.expert_dot import (
     ragged_form,
     sorted_gather_form,
 )
-from models.sharding.devices import Devices
 
 FORMS = {
     "gather": gather_form,

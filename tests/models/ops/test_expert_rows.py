@@ -8,11 +8,11 @@ import numpy as np
 import pytest
 from packed_weights import FORMS, Form, weight_of
 
+from models import Devices
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import KERNEL, MAX_ROWS
 from models.ops.float32 import silu_gated
 from models.ops.quantised_experts import experts_product
-from models.sharding.devices import Devices
 
 EXPERTS, WIDTH, OUT = 5, 48, 80
 run = jax.jit(lambda *args: expert_dot(*args, devices=Devices(kernels="interpret")))

@@ -14,6 +14,7 @@ from packed_weights import weight_of
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.kernel_limits import KernelResources
+from models import Devices
 from models.mixers.kv_cache import KVCache, attend
 from models.ops import gpu_call as gpu_call_module
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
@@ -24,7 +25,6 @@ from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product_gpu import KERNEL as PRODUCT
-from models.sharding.devices import Devices
 
 
 @pytest.mark.parametrize("name", GPUS)

@@ -17,6 +17,7 @@ from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
+from models import KV_BLOCK, Devices
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, append, attend
 from models.ops.expert_dot import expert_dot
@@ -30,8 +31,6 @@ from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.ops.rms_norm_gpu import rms_norm
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK
 from models.state.shapes import LaneInfo
 from models.state.state import turn_blocks
 

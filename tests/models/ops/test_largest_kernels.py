@@ -11,6 +11,7 @@ from card_kernels import CARDS, kernels_on
 from packed_weights import weight_of
 
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
+from models import KV_BLOCK, Devices
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.float32 import silu_gated
@@ -20,8 +21,6 @@ from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK
 from models.state.shapes import LaneInfo
 
 pytestmark = pytest.mark.target_cuda

@@ -17,6 +17,7 @@ from packed_weights import Form, weight_of
 from paged_caches import in_pages
 
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
+from models import KV_BLOCK, Devices
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.float32 import silu_gated
@@ -26,8 +27,7 @@ from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import rms_norm
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, own_pages
+from models.state.pages import own_pages
 from models.state.shapes import LaneInfo
 
 Run = Callable[[Devices], Any]

@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ir_passes import Lane, LaneContract, Shared
+from ir_passes import Lane, LaneContract, Shared, prove_isolation
 from ir_passes.contract.statements import Note
 from ir_passes.kernels.reads import kernel_reads
-from ir_passes.proof.lane_proof import prove_isolation
+from models import Devices
 from models.layers.norms import NormConfig
 from models.ops.rms_norm_gpu import KERNEL, MAX_ROWS
-from models.sharding.devices import Devices
 
 EPS = 1e-6
 SIZES = (16, 48, 256, 2688, 5120)

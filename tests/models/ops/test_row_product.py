@@ -10,12 +10,11 @@ import pytest
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 
-from ir_passes import IsolationError, Lane, LaneContract, Shared
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Shared, prove_isolation
+from models import Devices
 from models.cpu_kernels import INSTRUCTIONS, library
 from models.ops.linear import dot, linear
 from models.ops.row_product import KERNEL, MAX_ROWS, MORE_ROWS, fastest, row_product, supports_rows
-from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
 

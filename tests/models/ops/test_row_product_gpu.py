@@ -8,14 +8,13 @@ import numpy as np
 import pytest
 from packed_weights import FORMS, Form, weight_of
 
-from ir_passes import Lane, LaneContract, Shared
+from ir_passes import Lane, LaneContract, Shared, prove_isolation
 from ir_passes.contract.statements import Note
-from ir_passes.proof.lane_proof import prove_isolation
+from models import Devices
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product_gpu import KERNEL, MAX_PLAIN_ROWS, row_product
-from models.sharding.devices import Devices
 
 SIZES = ((16, 32, 16), (32, 40, 48), (64, 8, 256), (48, 128, 96), (1, 64, 32), (5, 40, 48), (8, 64, 32))
 """Rows, outputs, inputs: outputs that blocks do not divide, fewer than a block, several blocks of rows, few rows."""

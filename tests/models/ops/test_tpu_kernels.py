@@ -10,11 +10,11 @@ import pytest
 
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import TPUS
+from models import Devices
 from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_tpu import KERNEL, MAX_BLOCK, MAX_HEADS, heads_of_block
 from models.ops.recurrences.ssd import ssd_step
-from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.target_tpu
 LANES, ROWS, KEYS = 16, 20, 128

@@ -12,7 +12,7 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text.tokenizer_classes import DEFAULTS, NOT_BUILT
-from models.families.registry import FAMILIES
+from models import FAMILIES
 from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::UserWarning")]

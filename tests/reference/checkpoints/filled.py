@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from flax import nnx
 
-from models.weights.sources import WeightSource
+from models import WeightSource
 
 M = TypeVar("M", bound=nnx.Module)
 ONE_LAYER: dict[str, Any] = {

@@ -11,9 +11,8 @@ from flax import nnx
 
 from hybridlm.checkpoint import OpenModel, load_parameters, open_directory
 from hybridlm.engine.arguments import assemble
-from models import family_of, kv_blocks
+from models import MtpDecoder, family_of, kv_blocks
 from models.decoder.decoder import lane_info
-from models.decoder.mtp import MtpDecoder
 
 
 def load_with_head(directory: pathlib.Path) -> MtpDecoder:

@@ -9,9 +9,10 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from ir_passes import liveness
 from ir_passes.jaxpr import ir
 from ir_passes.scratch import planner
-from ir_passes.scratch.liveness import Liveness, is_view, liveness
+from ir_passes.scratch.liveness import Liveness, is_view
 from ir_passes.scratch.planner import Buffer, Plan, aligned, pack, plan_liveness
 
 ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3

@@ -14,10 +14,9 @@ from jax.sharding import NamedSharding
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import AuditError, IsolationError, LaneContract, compile_step
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import AuditError, IsolationError, LaneContract, compile_step, prove_isolation
 from ir_passes.xla_audit.findings import FindingKind
-from models.sharding.devices import Devices
+from models import Devices
 
 Step = Callable[..., Any]
 

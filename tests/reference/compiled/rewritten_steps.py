@@ -7,12 +7,11 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
-from ir_passes.proof.violations import IsolationError
 from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.xla_audit.audit import audit
 

@@ -14,12 +14,11 @@ from device_kernels import attention, convolution, recurrence, sampled
 from flax import nnx
 from packed_weights import Form
 
+from models import KV_BLOCK, Devices
 from models.layers.norms import NormConfig
 from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK
 
 Comparison = tuple[Any, Any]
 """Numbers of a result, and the same in float64."""

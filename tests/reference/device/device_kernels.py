@@ -9,6 +9,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
+from models import KV_BLOCK, Devices, kv_blocks
 from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
@@ -16,8 +17,7 @@ from models.ops.linear import linear
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
-from models.sharding.devices import Devices
-from models.state.pages import KV_BLOCK, kv_blocks, own_pages
+from models.state.pages import own_pages
 from models.state.shapes import LaneInfo
 
 LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}

@@ -23,9 +23,9 @@ from device_timing import ROUNDS, keep_profile, profiled
 from published import PUBLISHED
 from tiny_variants import variant
 
+from hybridlm import EngineConfig
 from hybridlm.devices.machine import cores
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
@@ -34,7 +34,8 @@ from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep
 from ir_passes.targets import Target, local_target
-from models.state.pages import kv_blocks, own_pages
+from models import kv_blocks
+from models.state.pages import own_pages
 
 MODEL, LAYERS = "Qwen3.5-35B-A3B", 4
 STEPS = (

@@ -6,7 +6,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models.decoder.decoder import Decoder, lane_info
+from models import Decoder
+from models.decoder.decoder import lane_info
 
 
 @jax.jit

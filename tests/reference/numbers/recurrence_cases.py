@@ -12,13 +12,12 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, prove_isolation
 from ir_passes.contract.statements import Note
-from ir_passes.proof.lane_proof import prove_isolation
+from models import Devices
 from models.ops.float32 import full_einsum
 from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.sharding.devices import Devices
 
 
 def scanned(token: Any, inputs: RecurrenceInputs, *gates: Array) -> RecurrenceOutputs:

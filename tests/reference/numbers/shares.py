@@ -12,9 +12,8 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
-from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, ShardedDim, family_of
+from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, Segment, ShardedDim, family_of
 from models.decoder.decoder import lane_info
-from models.sharding.sharded_dim import Segment
 from models.state.state import StateArray
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3

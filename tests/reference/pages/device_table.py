@@ -15,11 +15,11 @@ from exchanged import Devices, by_hand, counted, in_bytes, without_sources
 from flax import nnx
 from published import PUBLISHED
 
-from hybridlm.devices.mesh import EXPERT, abstract_mesh, mesh
+from hybridlm import EngineConfig, mesh
+from hybridlm.devices.mesh import EXPERT, abstract_mesh
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.arguments import shard_specs_of
-from hybridlm.engine.config import EngineConfig
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of
 from models import Devices as Share

@@ -7,9 +7,9 @@ from pathlib import Path
 
 from published import PUBLISHED
 
+from hybridlm import EngineConfig
 from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.target_report.fit import Fit, fit_of
 from ir_passes.targets import read_target

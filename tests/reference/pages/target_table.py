@@ -14,7 +14,7 @@ from certificate_table import GOLDEN, NAMES
 from paged_shapes import paged
 from published import PUBLISHED
 
-from hybridlm.engine.config import EngineConfig
+from hybridlm import EngineConfig
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import Fit, StepReport, TargetReport, report_on, shapes_of, target_engine

@@ -27,8 +27,8 @@ import hybridlm
 from hybridlm.checkpoint import CheckpointDirectory, OpenModel, load_parameters, open_directory
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
-from models import Family, ShardedDim, Weight, WeightSource, family_of
-from models.sharding.sharded_dim import Segment, shard_experts, shard_outputs
+from models import Family, Segment, ShardedDim, Weight, WeightSource, family_of
+from models.sharding.sharded_dim import shard_experts, shard_outputs
 from models.weights.sources import rows as rows_of
 from models.weights.sources import stacked
 

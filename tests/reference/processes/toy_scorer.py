@@ -16,11 +16,11 @@ from typing import Any
 import numpy as np
 
 import hybridlm
+from hybridlm import FileOptions
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files.finished import finished_files
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.requests.results import first_not_finite
-from hybridlm.score_files.options import FileOptions
 from hybridlm.score_files.run_file import run_file
 from hybridlm.score_files.score_task import scored_rows
 from hybridlm.score_files.task import RowTask

@@ -10,7 +10,7 @@ from typing import Any
 import numpy as np
 
 import hybridlm
-from hybridlm.requests.results import Completion
+from hybridlm import Completion
 from models import KV_BLOCK
 
 PAGES = 5

@@ -8,9 +8,7 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
-from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.proof.violations import ViolationKind
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, ViolationKind, prove_isolation
 
 LANES, ROWS, SIZE = 4, 9, 8
 CONTRACT = LaneContract(

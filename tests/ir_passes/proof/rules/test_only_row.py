@@ -6,8 +6,7 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, prove_isolation
-from ir_passes.proof.violations import ViolationKind
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, ViolationKind, prove_isolation
 
 POOL = Pool("state", dims=("row", "channel"))
 CONTRACT = LaneContract((POOL, Lane(role="length"), Lane(), SlotMap("state", 1, null=False)), (POOL,))

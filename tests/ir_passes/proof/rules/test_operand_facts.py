@@ -15,11 +15,10 @@ from jax import lax
 from jax.sharding import PartitionSpec as P
 from zoo.meshes.sharded import mesh
 
-from ir_passes import Lane, LaneContract, PageTable, Pool, SlotMap, prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, PageTable, Pool, SlotMap, prove_isolation
 from ir_passes.jaxpr import ir
 from ir_passes.proof.site import interpret
 from ir_passes.proof.values import Constant, Permuted, TokenPairs, Value
-from ir_passes.proof.violations import IsolationError
 
 NARROWEST = "int2", "uint2"
 """Dtypes with gathers and slices that end the process in XLA's CPU compiler."""

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from recurrence_cases import arguments, check_proof, check_proof_by_slot, delta_rule_reference, ssd_reference
 
+from models import Devices
 from models.ops.recurrences.chunk_scan_gpu import KERNEL, MAX_CHUNKS, MAX_KEY, MAX_PART
 from models.ops.recurrences.delta_rule import CHUNK, delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
-from models.sharding.devices import Devices
 
 TOKENS = CHUNK + 8
 LENGTHS = (0, 1, CHUNK - 1, CHUNK, CHUNK + 1, TOKENS)

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from recurrence_cases import check_proof, check_proof_by_slot
 
+from models import Devices
 from models.layers.short_conv import layer_conv
 from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
-from models.sharding.devices import Devices
 from models.state.shapes import LaneInfo
 
 LANES, CHANNELS = 5, 48

@@ -19,8 +19,8 @@ from recurrence_cases import (
 )
 from recurrence_cases import inputs as recurrence_lanes
 
+from models import Devices
 from models.ops.recurrences.delta_rule import delta_rule, delta_rule_chunked, delta_rule_step
-from models.sharding.devices import Devices
 
 KERNEL, CHUNK = 4, 8
 LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)

@@ -24,14 +24,13 @@ from recurrence_cases import FORMS, LANES, arguments, check, check_lanes_keep_th
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import IsolationError, Lane, LaneContract, Pool, compile_step
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Pool, compile_step, prove_isolation
+from models import Devices
 from models.cpu_kernels.library import BY_SLOT
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import KERNEL, MAX_KEPT_TOKENS, MAX_KEY, READ, STEP, recurrent_step_cpu
 from models.ops.recurrences.ssd import ssd
-from models.sharding.devices import Devices
 
 pytestmark = pytest.mark.cpu_kernels
 

@@ -9,13 +9,12 @@ import numpy as np
 import pytest
 from recurrence_cases import FORMS, HEADS, LANES, arguments, check, check_lanes_keep_their_bits, check_proof, inputs
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap
-from ir_passes.proof.lane_proof import prove_isolation
+from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, prove_isolation
+from models import Devices
 from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_tpu import KERNEL, heads_of_block, recurrent_step_tpu
 from models.ops.recurrences.ssd import ssd_step
-from models.sharding.devices import Devices
 
 SLOTS, NAMED = 9, (7, 0, 2, 8, 5)
 """Rows of a pool, and rows of the lanes; lane 1 is idle and has the null row."""

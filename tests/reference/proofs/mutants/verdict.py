@@ -4,9 +4,8 @@ from typing import Any
 
 from mutants.mutant import Evidence, Mutant, Tier
 
-from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.proof.violations import IsolationError, ViolationKind
-from ir_passes.xla_audit.findings import AuditError, FindingKind
+from ir_passes import AuditError, IsolationError, ViolationKind, prove_isolation
+from ir_passes.xla_audit.findings import FindingKind
 
 
 class Survived(AssertionError):

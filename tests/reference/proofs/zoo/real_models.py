@@ -21,8 +21,8 @@ from hybridlm.rows.parts import PartShape
 from hybridlm.sampling.sampling import FILTERED, Sampling
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import flatten
-from ir_passes import Lane, Shared, SlotMap
-from ir_passes.contract.contract import Bound, Pool
+from ir_passes import Lane, Pool, Shared, SlotMap
+from ir_passes.contract.contract import Bound
 from ir_passes.contract.prefix import is_entry
 from models import kv_blocks
 

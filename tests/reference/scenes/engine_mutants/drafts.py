@@ -8,11 +8,11 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Finder, replaced
 from engine_mutants.traffic import REQUESTS, Alone
 
+from hybridlm import Session
 from hybridlm.engine.decoding import Decoding, DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.speculation import Speculation
 from hybridlm.rows.pool import RowPool
-from hybridlm.session import Session
 from hybridlm.steps.operands import StepInputs
 
 

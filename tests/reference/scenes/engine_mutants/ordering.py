@@ -7,10 +7,10 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder
 
+from hybridlm import Session
 from hybridlm.engine.decoding import DispatchedStep
 from hybridlm.engine.engine import Engine
 from hybridlm.rows.pool import RowPool
-from hybridlm.session import Session
 
 
 def taken(patch: pytest.MonkeyPatch, change) -> None:

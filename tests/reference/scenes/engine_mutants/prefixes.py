@@ -7,6 +7,7 @@ import jax.numpy as jnp
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder, replaced
 
+from hybridlm import Snapshot
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.prefix_cache import moves
@@ -16,7 +17,6 @@ from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.requests.sequence import ActiveSequence
 from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import RowPool
-from hybridlm.rows.snapshot import Snapshot
 from models import KV_BLOCK, kv_blocks
 
 

@@ -22,9 +22,8 @@ from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.operands import StepInputs
 from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import accept, verify_step
-from ir_passes import prove_isolation
-from ir_passes.proof.violations import IsolationError
-from ir_passes.proof.violations import ViolationKind as Kind
+from ir_passes import IsolationError, prove_isolation
+from ir_passes import ViolationKind as Kind
 from models import Decoder
 from models.decoder.decoder import lane_info
 from models.state.rows import put_rows, take_rows

@@ -9,7 +9,7 @@ from jax import Array
 from jax.tree_util import keystr, tree_map_with_path
 
 from hybridlm.steps.verify import accept
-from ir_passes.proof.violations import ViolationKind as Kind
+from ir_passes import ViolationKind as Kind
 
 CONV_STATE = 3
 """Inputs of the convolution that are kept."""

@@ -4,8 +4,8 @@ A `LaneContract` names a function's shared arrays, arrays of one lane, and pools
 the jaxpr that no lane reaches another lane's state. `isolated` and `compile_step` prove, rewrite, compile and audit.
 `plan` lays out scratch. The passes do not know language models.
 
-This package exports the names of `hybridlm.compiler` and those for violations and liveness. Each folder's `__init__.py`
-names the module to begin with.
+This package exports the names of `hybridlm.compiler`, and those for violations, liveness and the ids in certificates
+and errors. Each folder's `__init__.py` names the module to begin with.
 """
 
 # isort: off
@@ -33,34 +33,45 @@ from ir_passes.contract.contract import (
     Unspecified,
 )
 from ir_passes.contract.declared import declassify, rowwise
+from ir_passes.contract.faults import ContractFault
+from ir_passes.contract.statements import Assumption, Claim, NotCovered, Note
 from ir_passes.files.loaded_code import note_code
+from ir_passes.host.slot_owner import SlotError, SlotFault
 from ir_passes.proof.dims.names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 from ir_passes.proof.violations import IsolationError, Violation, ViolationKind
 from ir_passes.scratch.liveness import liveness
 from ir_passes.scratch.planner import plan
-from ir_passes.xla_audit.findings import AuditError
+from ir_passes.xla_audit.findings import AuditError, FindingKind
 
 note_code("ir_passes")
 DISTRIBUTION = "hybridlm"
 
 __all__ = [
     "DISTRIBUTION",
+    "Assumption",
     "AuditError",
     "Certificate",
     "CertificationWarning",
+    "Claim",
     "CompiledStep",
     "ComputedGrid",
     "ContractError",
+    "ContractFault",
+    "FindingKind",
     "IsolationError",
     "Lane",
     "LaneContract",
+    "NotCovered",
+    "Note",
     "Opaque",
     "Packed",
     "PageTable",
     "Pool",
     "Proof",
     "Shared",
+    "SlotError",
+    "SlotFault",
     "SlotMap",
     "Unspecified",
     "Violation",

@@ -110,7 +110,7 @@ def test_a_stop_string_cuts_the_text_where_it_begins(text_lm: hybridlm.LM) -> No
     assert stopped.text == free.text[: free.text.index(stop)] and stopped.finish_reason == "stop"
     assert stopped.token_ids == free.token_ids[: len(stopped.token_ids)]
     (later,) = text_lm.generate("Ada", stop=stop, min_tokens=len(stopped.token_ids), **FREE)
-    assert len(later.token_ids) > len(stopped.token_ids) and stop in later.text
+    assert len(later.token_ids) > len(stopped.token_ids) and stop in (later.text or "")
 
 
 def test_the_context_ends_a_completion(text_lm: hybridlm.LM) -> None:

@@ -9,7 +9,7 @@ import pytest
 import hybridlm
 from hybridlm.engine import scheduler
 from hybridlm.programs.shapes import Shape
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes import SlotError, SlotFault
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
@@ -105,8 +105,9 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
                 for prompt in (PROMPTS[0], PROMPTS[2]):
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
             completions |= {event.index: event.completion for event in session.step() if event.completion}
-            pool = session._scheduler._pool
-            slots = [sequence.slot for sequence in session._scheduler.joined if sequence.request.index == 0]
+            queue: Any = session._scheduler
+            pool = queue._pool
+            slots = [sequence.slot for sequence in queue.joined if sequence.request.index == 0]
             if pool is not None and slots and slots[0] is not None:
                 rows.add((pool.size, *pool.rows_of([slots[0]])))
             if not session.busy:

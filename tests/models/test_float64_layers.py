@@ -35,7 +35,7 @@ ATTENTIONS = {
 def layer(config: Any) -> tuple[Any, dict[str, np.ndarray]]:
     """Return a layer, and its parameters in float64 by their names in a checkpoint."""
     module = filled(lambda: config.build(HIDDEN, nnx.Rngs(0)), random_values(0))
-    named = {".".join(path): value for path, value in nnx.to_flat_state(nnx.state(module, nnx.Param))}
+    named = {".".join(map(str, path)): value for path, value in nnx.to_flat_state(nnx.state(module, nnx.Param))}
     plain = {name for name in named if name in ("A_log", "dt_bias") or name.endswith(".weight")}
     return module, {
         name if name in plain else f"{name}.weight": np.asarray(value[...], np.float64) for name, value in named.items()

@@ -10,7 +10,7 @@ from tiny_variants import VARIANTS, Variant, ragged_prompts
 
 import hybridlm
 from hybridlm.engine.speculation import Speculation
-from ir_passes.contract.statements import Note
+from ir_passes import Note
 
 # the interpreter copies the arrays it writes to, and the audit reports it
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")]

@@ -24,8 +24,9 @@ from hybridlm.checkpoint import (
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.safetensors import ArrayFile
 from hybridlm.checkpoint.shards import dotted
+from hybridlm.families import rows
 from models import Family, Weight, WeightSource
-from models.weights.sources import rows, stacked
+from models.weights.sources import stacked
 
 E, F, H = 3, 4, 2
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -14,8 +14,7 @@ from hybridlm.cli.main import app
 from hybridlm.programs import programs
 from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Step
-from ir_passes import Certificate
-from ir_passes.contract.statements import Claim
+from ir_passes import Certificate, Claim
 
 SMALL = ("--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32")
 

@@ -37,7 +37,8 @@ def test_without_cache_there_are_pages_for_all_lanes(lm: hybridlm.LM) -> None:
 @pytest.fixture(scope="module")
 def narrow(lm: hybridlm.LM) -> hybridlm.LM:
     """Two pages for all, less than a context."""
-    return hybridlm.load(lm.path, **SETTINGS | {"cache": "256"})
+    settings: dict[str, Any] = SETTINGS | {"cache": "256"}
+    return hybridlm.load(lm.path, **settings)
 
 
 def test_a_request_that_never_fits_is_refused(narrow: hybridlm.LM) -> None:

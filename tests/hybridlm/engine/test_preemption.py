@@ -99,7 +99,7 @@ def test_no_sequence_overtakes_the_one_that_waits_for_pages(lm: hybridlm.LM) -> 
         session.submit(prompt(270), max_tokens=2, **PLAIN)
         session.submit(prompt(5), max_tokens=2, **PLAIN)
         session.step()
-        scheduler = session._scheduler
+        scheduler: Any = session._scheduler
         assert [len(sequence.prompt) for sequence in scheduler.joined] == [370]
         assert [sequence.request.index for _, sequence in sorted(scheduler.waiting)] == [1, 2]
         assert finished(session)[0] == 0
@@ -118,7 +118,7 @@ def test_a_cancelled_sequence_gives_its_pages_back(lm: hybridlm.LM) -> None:
     with lm.session() as session:
         for i in range(3):
             session.submit(prompt(122, i), max_tokens=25, **PLAIN)
-        scheduler = session._scheduler
+        scheduler: Any = session._scheduler
         while not (scheduler.waiting and scheduler.decoding):
             session.step()
         waiting = scheduler.waiting[0][1]
@@ -174,7 +174,8 @@ def test_reads_and_changes_inside_the_model_survive_preemptions(lm: hybridlm.LM)
 @pytest.mark.slow
 def test_on_a_mesh_a_sequence_of_the_same_device_is_preempted(lm: hybridlm.LM) -> None:
     """Four rows and three pages on each of two devices."""
-    split = hybridlm.load(lm.path, mesh=hybridlm.mesh(data=2), **SETTINGS | {"cache": 6 * KV_BLOCK, "lanes": 8})
+    settings: dict[str, Any] = SETTINGS | {"cache": 6 * KV_BLOCK, "lanes": 8}
+    split = hybridlm.load(lm.path, mesh=hybridlm.mesh(data=2), **settings)
     requests: list[Asked] = [(prompt(122, i), {"max_tokens": 20, **PLAIN}) for i in range(9)]
     completions, preempted = traffic(split, requests, random.Random(3))
     compare(completions, alone(split, requests))
@@ -189,7 +190,7 @@ def test_random_traffic_on_a_mesh_equals_solo_runs(
     """Drafts, shared pages, cancels and preemptions in few pages of each device; rows of experts are exchanged."""
     monkeypatch.setattr(Speculation, "always", True)
     directory = write_random_checkpoint("sparse_base" if axes[2] > 1 else "dense_base", tmp_path)
-    settings = SETTINGS | {"lanes": 4 * axes[0], "cache": PAGES * KV_BLOCK * axes[0]}
+    settings: dict[str, Any] = SETTINGS | {"lanes": 4 * axes[0], "cache": PAGES * KV_BLOCK * axes[0]}
     meshed = hybridlm.load(directory, mesh=hybridlm.mesh(*axes), prefix_cache="2MB", **settings)
     preempted = sum(run(meshed, seed, count=14 * axes[0], drafts=seed % 2 == 0) for seed in range(4))
     stats = meshed.stats
@@ -198,7 +199,8 @@ def test_random_traffic_on_a_mesh_equals_solo_runs(
 
 @pytest.mark.slow
 def test_the_sanitizer_finds_nothing_wrong(lm: hybridlm.LM) -> None:
-    sanitized = hybridlm.load(lm.path, sanitize=True, **SETTINGS | {"certify": "error"})
+    settings: dict[str, Any] = SETTINGS | {"certify": "error"}
+    sanitized = hybridlm.load(lm.path, sanitize=True, **settings)
     requests: list[Asked] = [(prompt(122, i), {"max_tokens": 15, **PLAIN}) for i in range(3)]
     completions, preempted = traffic(sanitized, requests, random.Random(5))
     compare(completions, alone(lm, requests))

@@ -2,6 +2,7 @@
 
 import itertools
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -161,9 +162,9 @@ def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM
             session.submit(prompt(tokens), max_tokens=6, ignore_eos=True)
             session.step()
         while session.busy:
-            for sequence in session._scheduler.joined:
-                assert session._scheduler._pool is not None and sequence.slot is not None
-                row = session._scheduler._pool.rows_of([sequence.slot])[0]
+            scheduler: Any = session._scheduler
+            for sequence in scheduler.joined:
+                row = scheduler._pool.rows_of([sequence.slot])[0]
                 rows.setdefault(sequence.request.index, set()).add(row)
             session.step()
     assert sorted(map(len, rows.values())) == [1, 1, 1] and len(set.union(*rows.values())) == 3

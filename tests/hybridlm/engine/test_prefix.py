@@ -292,9 +292,9 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
         session.submit(IDS[:3], max_tokens=2, ignore_eos=True)
         for consumed in (5, 10, 10, 12):  # the third step decodes the other request
             session.step()
-            (sequence,) = (s for s in session._scheduler.joined if s.request.index == 0)
-            pool = session._scheduler._pool
-            assert pool is not None and sequence.slot is not None and pool.consumed(sequence.slot) == consumed
+            scheduler: Any = session._scheduler
+            (sequence,) = (sequence for sequence in scheduler.joined if sequence.request.index == 0)
+            assert scheduler._pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.position == consumed
             prefix = hybridlm.Prefix(tuple(IDS[: consumed + 1]), snapshot)

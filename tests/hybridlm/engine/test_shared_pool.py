@@ -153,7 +153,8 @@ def test_cancelled_prompts_give_rows_and_pages_back(lm: hybridlm.LM) -> None:
 
 
 def test_a_text_that_never_fits_is_refused_with_the_numbers(lm: hybridlm.LM) -> None:
-    few = hybridlm.load(lm.path, **SETTINGS | {"cache": 2 * KV_BLOCK})
+    settings: dict[str, Any] = SETTINGS | {"cache": 2 * KV_BLOCK}
+    few = hybridlm.load(lm.path, **settings)
     steps = few.stats["steps"]
     for call in (
         lambda: few.score([prompt(40), prompt(300)]),

@@ -20,9 +20,8 @@ from hybridlm.programs import programs
 from hybridlm.programs.programs import PASSES
 from hybridlm.steps.score import score_step
 from hybridlm.steps.structure import Step
-from ir_passes import CompiledStep, compile_step
+from ir_passes import Claim, CompiledStep, NotCovered, compile_step
 from ir_passes.compile.planned_step import PlannedStep
-from ir_passes.contract.statements import Claim, NotCovered
 
 ROW = r"\s*│\s*".join((r"(generate|verify|score)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B"))
 # Three layers, of the kinds that LFM2 has.

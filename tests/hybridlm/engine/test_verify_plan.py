@@ -12,11 +12,9 @@ from published import PUBLISHED
 
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.config import EngineConfig
+from hybridlm.families import LaneInfo, Recurrent, put_rows, take_rows
 from hybridlm.programs.shapes import Shape
 from ir_passes.proof import lane_proof
-from models.mixers.recurrent import Recurrent
-from models.state.rows import put_rows, take_rows
-from models.state.shapes import LaneInfo
 
 LANES, TOKENS, LAYERS = 8, 5, 1
 FLOAT32 = 4

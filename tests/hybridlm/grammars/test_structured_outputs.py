@@ -420,7 +420,7 @@ class Answer(pydantic.BaseModel):
 def test_a_class_of_pydantic_is_its_schema(text_lm: hybridlm.LM) -> None:
     """Each completion is an object of the class; the class of a value alone has no schema."""
     assert grammar_text({"json": Answer}) == grammar_text({"json": Answer.model_json_schema()})
-    form = {"json": Answer, "disable_any_whitespace": True}
+    form: Any = {"json": Answer, "disable_any_whitespace": True}
     for seed in range(3):
         (completion,) = text_lm.generate(PROMPT, max_tokens=60, temperature=1.0, seed=seed, structured_outputs=form)
         assert Answer.model_validate_json(completion.text or "").n in range(100)

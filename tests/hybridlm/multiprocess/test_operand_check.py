@@ -10,8 +10,7 @@ from hybridlm import mesh
 from hybridlm.devices.sharded_step import sharded
 from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
 from hybridlm.rows.parts import copy_contract, copy_row
-from ir_passes import CompiledStep, compile_step
-from ir_passes.contract.statements import Claim
+from ir_passes import Claim, CompiledStep, compile_step
 
 MESH = mesh(data=2)
 SPLIT, WHOLE = NamedSharding(MESH, PartitionSpec("data")), NamedSharding(MESH, PartitionSpec())

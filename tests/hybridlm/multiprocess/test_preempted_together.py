@@ -6,6 +6,7 @@ import random
 import subprocess
 import sys
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -25,7 +26,8 @@ COUNT_OF_REQUESTS = 24
 @pytest.mark.long
 def test_completions_of_two_processes_in_few_pages_equal_solo_runs(tmp_path: Path) -> None:
     write_random_checkpoint("dense_base", tmp_path, num_hidden_layers=2, full_attention_interval=2)
-    single = hybridlm.load(tmp_path, **SETTINGS | {"cache": None})
+    settings: dict[str, Any] = SETTINGS | {"cache": None}
+    single = hybridlm.load(tmp_path, **settings)
     rng = random.Random(3)
     requests = [request_of(rng, FEW, single.config.vocab_size) for _ in range(COUNT_OF_REQUESTS)]
     expected = alone(single, requests)

@@ -21,12 +21,12 @@ import hybridlm
 import hybridlm.pictures
 from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.warmup import all_shapes
+from hybridlm.families import Stateful
 from hybridlm.programs.sanitized import Sanitizer
-from ir_passes import AuditError, Certificate, CertificationWarning
-from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered, Note
+from ir_passes import AuditError, Certificate, CertificationWarning, NotCovered, Note
+from ir_passes.contract.statements import MeasuredClaim, MeasuredFault
 from models import FAMILIES
 from models.families import registry
-from models.state.state import Stateful
 
 CONFIG: dict[str, Any] = {
     "model_type": "gated_deltaproduct", "architectures": ["GatedDeltaProductForCausalLM"], "vocab_size": 14,

@@ -12,10 +12,10 @@ import hybridlm
 from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
+from hybridlm.families import linear
 from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr import ir
 from models.ops.expert_dot import block_form, gather_form, grouped_form, ragged_form
-from models.ops.linear import linear
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 SHORT = "next_old_fields"

@@ -10,8 +10,7 @@ import pytest
 
 import hybridlm
 from hybridlm.devices.placement import Placement
-from ir_passes import CertificationWarning
-from ir_passes.contract.statements import Note
+from ir_passes import CertificationWarning, Note
 from models.cpu_kernels.library import BY_SLOT
 from models.ops.decode_attention_cpu import ATTENTION, LATENT_ATTENTION
 from models.ops.recurrences import conv_step_cpu, recurrent_step_cpu

@@ -19,7 +19,7 @@ from hybridlm.prefix_cache.moves import RowMoves
 from hybridlm.programs.runner import Move, Runner
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes import SlotError, SlotFault
 from models import KV_BLOCK
 
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off"}
@@ -87,8 +87,8 @@ def pool_of(session: hybridlm.Session) -> RowPool:
 
 def pages_of(session: hybridlm.Session, index: int) -> list[int]:
     """The pages of a request's row, in the order of its positions."""
-    (sequence,) = [each for each in session._scheduler.joined if each.request.index == index]
-    assert sequence.slot is not None
+    scheduler: Any = session._scheduler
+    (sequence,) = [sequence for sequence in scheduler.joined if sequence.request.index == index]
     pool = pool_of(session)
     table = pool.page_table(pool.rows_of([sequence.slot]), [True])
     assert table is not None

@@ -14,7 +14,8 @@ from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.programs.kept_state import kept_state_findings
 from hybridlm.steps.structure import flatten
-from ir_passes.contract.statements import MeasuredClaim, MeasuredFault, NotCovered
+from ir_passes import NotCovered
+from ir_passes.contract.statements import MeasuredClaim, MeasuredFault
 from models import Devices
 
 VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}

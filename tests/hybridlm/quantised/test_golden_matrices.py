@@ -1,6 +1,7 @@
 """Matrices that bitsandbytes and torchao stored (tests/golden_matrices): the bits of the numbers that they make."""
 
 from pathlib import Path
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -52,7 +53,7 @@ def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
     packed = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
     assert layout is not None
-    parts = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
+    parts: Any = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
     weight = QuantisedWeight(*parts, form.kind, "float32")
     assert layout.types().nbytes == weight.nbytes
     # A zero point is stored where the library stores one that is not zero.

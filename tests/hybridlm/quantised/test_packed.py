@@ -1,6 +1,7 @@
 """Weights that stay packed: the numbers of their dequantised form, product by product."""
 
 from pathlib import Path
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -11,10 +12,11 @@ from quantised_files import group
 
 from hybridlm.checkpoint import ArrayFile, Shards
 from hybridlm.checkpoint.packed.layout import packed_layout
+from hybridlm.families import linear
 from hybridlm.quantised import QuantisedTensor, dequantise
 from hybridlm.quantised.packed import pack, packed_form
 from models.ops import quantised_weight
-from models.ops.linear import dot, linear
+from models.ops.linear import dot
 from models.ops.quantised_weight import QuantisedWeight
 
 PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3")) and not name.startswith(("nf4", "fp4"))]
@@ -34,7 +36,7 @@ def weight_of(tensor: QuantisedTensor, file: ArrayFile, dtype: str = "float32") 
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
-    parts = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
+    parts: Any = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
     weight = QuantisedWeight(*parts, form.kind, dtype)
     assert typed.nbytes == weight.nbytes
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(

@@ -8,7 +8,8 @@ import pytest
 
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotsExhausted
+from ir_passes import SlotError, SlotFault
+from ir_passes.host.slot_owner import Slot, SlotsExhausted
 from models import KV_BLOCK
 
 BLOCKS = 2

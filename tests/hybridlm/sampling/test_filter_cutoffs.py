@@ -11,8 +11,7 @@ import pytest
 from hybridlm.sampling import filter_cutoffs as module
 from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
-from ir_passes import Lane, LaneContract, Shared, prove_isolation
-from ir_passes.contract.statements import Note
+from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
 from ir_passes.jaxpr import ir
 from models import Devices
 

@@ -11,15 +11,18 @@ from tiny_variants import variant
 
 from hybridlm import EngineConfig
 from hybridlm.engine.abstract import abstract_engine
-from ir_passes import IsolationError, ViolationKind, prove_isolation
-from ir_passes.contract.statements import Claim
-from models.layers.short_conv import layer_conv
+from hybridlm.families import (
+    LaneInfo,
+    RecurrenceInputs,
+    RecurrenceOutputs,
+    delta_rule,
+    layer_conv,
+    put_rows,
+    ssd,
+    take_rows,
+)
+from ir_passes import Claim, IsolationError, ViolationKind, prove_isolation
 from models.mixers.kv_cache import append_and_attend
-from models.ops.recurrences.delta_rule import delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.recurrences.ssd import ssd
-from models.state.rows import put_rows, take_rows
-from models.state.shapes import LaneInfo
 
 Write = Callable[..., Any]
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}

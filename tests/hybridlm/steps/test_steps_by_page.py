@@ -202,6 +202,7 @@ def test_faults_of_a_host_table_show(fault: str, kernels: str) -> None:
     inputs = inputs_of("hidden", TOKENS, pages.table, np.ones(LANES, bool), 0)
     shape = Shape.of(inputs, LANES, PAGES)
     hidden, _ = model.run(shape, model.params, pages.pool, inputs)
+    assert inputs.batch.pages is not None
     table = inputs.batch.pages.copy()
     if fault == "stale":
         table[1, 0] = np.setdiff1d(np.arange(1, PAGES), pages.table)[0]

@@ -43,7 +43,7 @@ def scene(request: pytest.FixtureRequest, steps: Steps) -> Scene:
     return request.param(steps)
 
 
-def check_same(got: jax.Array, want: jax.Array) -> None:
+def check_same(got: jax.Array | np.ndarray, want: jax.Array | np.ndarray) -> None:
     assert np.asarray(got).tobytes() == np.asarray(want).tobytes()
 
 

@@ -19,13 +19,13 @@ from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
 from hybridlm.target_report import StepReport, report_on, target_engine
+from ir_passes import FindingKind
 from ir_passes.compile import stages as compiling
 from ir_passes.compile.buffer_assignment import CompiledProgram
 from ir_passes.contract.contract import BoundContract
 from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.audit import audit_executable
 from ir_passes.xla_audit.dataflow import LiveValues, live_values
-from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.program import Buffers, Executable, Slice
 

@@ -13,11 +13,15 @@ import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from ir_passes import (
+    Assumption,
     AuditError,
     ContractError,
+    ContractFault,
+    FindingKind,
     IsolationError,
     Lane,
     LaneContract,
+    NotCovered,
     Pool,
     Shared,
     SlotMap,
@@ -32,13 +36,11 @@ from ir_passes.compile.exported import ExportError, load_exported, without_layou
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract import declared
-from ir_passes.contract.faults import ContractFault
-from ir_passes.contract.statements import Assumption, AuditClaim, NotCovered
+from ir_passes.contract.statements import AuditClaim
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
 from ir_passes.rewrites.graph import Graph, Say, quiet
 from ir_passes.scratch import planner
-from ir_passes.xla_audit.findings import FindingKind
 
 LANES, SLOTS, WIDTH = 3, 8, 4
 ONE = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))

@@ -15,7 +15,18 @@ import numpy as np
 import pytest
 from jax_settings import jax_settings
 
-from ir_passes import AuditError, CompiledStep, Lane, LaneContract, Pool, Shared, SlotMap, ViolationKind, compile_step
+from ir_passes import (
+    AuditError,
+    CompiledStep,
+    FindingKind,
+    Lane,
+    LaneContract,
+    Pool,
+    Shared,
+    SlotMap,
+    ViolationKind,
+    compile_step,
+)
 from ir_passes.compile.exported import ExportError
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stored.entry_file import Entry, from_bytes, to_bytes
@@ -23,7 +34,6 @@ from ir_passes.compile.stored.executable_store import ExecutableStore
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
 from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
-from ir_passes.xla_audit.findings import FindingKind
 
 LANES, SLOTS, WIDTH = 3, 8, 4
 CONTRACT = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))

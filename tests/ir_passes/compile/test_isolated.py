@@ -12,11 +12,21 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from ir_passes import ContractError, IsolationError, Lane, LaneContract, Pool, Shared, compile_step, isolated, prove
+from ir_passes import (
+    ContractError,
+    ContractFault,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Pool,
+    Shared,
+    compile_step,
+    isolated,
+    prove,
+)
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
-from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import jax_private
 from ir_passes.jaxpr.refused import SettingError
 from ir_passes.proof import lane_proof

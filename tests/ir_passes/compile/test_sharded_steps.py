@@ -22,7 +22,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.meshes.sharded import mesh
 from zoo.meshes.sharded_rows import COPY_SPECS, SPLIT
 
-from ir_passes import AuditError, Certificate, CompiledStep, Lane, LaneContract, Pool, compile_step
+from ir_passes import AuditError, Certificate, CompiledStep, FindingKind, Lane, LaneContract, Pool, compile_step
 from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.compile.planned_step import plan_step
@@ -30,7 +30,6 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import _RING, OPERATIONS, Collective, Scheduled, bytes_sent, schedule_hash, schedule_of
 from ir_passes.jaxpr.placement import PlacementError
 from ir_passes.xla_audit.audit import audit
-from ir_passes.xla_audit.findings import FindingKind
 
 CUBE = ("data", "model", "expert")
 ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))

@@ -12,12 +12,11 @@ import pytest
 from audited_steps import LANES, ROW, Step, right_steps
 from jax.experimental import topologies
 
-from ir_passes import AuditError, Lane, LaneContract, Pool
+from ir_passes import AuditError, FindingKind, Lane, LaneContract, Pool
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
-from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.program import Executable
 

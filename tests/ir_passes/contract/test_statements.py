@@ -6,11 +6,10 @@ from collections import Counter
 
 import pytest
 
-from ir_passes import ViolationKind
+from ir_passes import FindingKind, ViolationKind
 from ir_passes.contract import statements
 from ir_passes.contract.statements import AuditClaim, Claim, Statement, StatementId
 from ir_passes.xla_audit.audit import REFUTED_BY
-from ir_passes.xla_audit.findings import FindingKind
 
 LISTS = [*(var for var in vars(statements).values() if isinstance(var, type) and issubclass(var, StatementId))]
 LISTS = [item for item in [*LISTS, ViolationKind, FindingKind] if item is not StatementId]

@@ -5,8 +5,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from ir_passes import ContractError
-from ir_passes.contract.faults import ContractFault
+from ir_passes import ContractError, ContractFault
 from ir_passes.host.packed_tokens import check_packed, segment_ids
 
 CU = np.array([0, 3, 4, 4, 7], np.int32)

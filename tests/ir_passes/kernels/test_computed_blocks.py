@@ -27,6 +27,7 @@ from zoo.kernels.random_blocks import AS_LOADED, random_block_kernel
 from zoo.program import LANES
 
 from ir_passes import (
+    Assumption,
     ComputedGrid,
     ContractError,
     IsolationError,
@@ -36,7 +37,6 @@ from ir_passes import (
     ViolationKind,
     prove_isolation,
 )
-from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
 

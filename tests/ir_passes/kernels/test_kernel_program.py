@@ -14,8 +14,7 @@ from zoo.kernels import grid_kernels, shared_blocks, whole_kernels
 from zoo.kernels import read_kernels as zoo
 from zoo.program import LANES, VALUE, Program
 
-from ir_passes import IsolationError, Lane, LaneContract, Opaque, Pool, ViolationKind, prove_isolation
-from ir_passes.contract.statements import Assumption, Note
+from ir_passes import Assumption, IsolationError, Lane, LaneContract, Note, Opaque, Pool, ViolationKind, prove_isolation
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import read_kernels
 from ir_passes.kernels.guesses import Guesses

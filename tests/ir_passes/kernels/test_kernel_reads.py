@@ -17,24 +17,20 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import triton
 from recurrence_cases import FORMS, inputs, several
 
+from hybridlm.families import LaneInfo, MoeConfig, RecurrenceInputs, RouterConfig, delta_rule
 from hybridlm.sampling.filter_cutoffs import MAX_BLOCK, filter_cutoffs
 from hybridlm.target_report.kernel_reads import with_reads
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.reads import SEED, KernelReads, _block, _CountedMemory, _Instance, kernel_reads
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import Devices
-from models.layers.moe import MoeConfig
-from models.layers.router import RouterConfig
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention_gpu import decode_attention
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import matrix_reads, tile_rows
 from models.ops.gpu_call import gpu_call
 from models.ops.recurrences.chunk_scan_gpu import MAX_ROWS
-from models.ops.recurrences.delta_rule import delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import recurrent_step
-from models.state.shapes import LaneInfo
 
 GPU = Devices(platform="gpu", kernels="auto")
 EXPERTS, OUT, IN = 64, 32, 128

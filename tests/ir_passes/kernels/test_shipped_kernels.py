@@ -18,10 +18,12 @@ import pytest
 
 import ir_passes
 from ir_passes import (
+    Assumption,
     ComputedGrid,
     IsolationError,
     Lane,
     LaneContract,
+    Note,
     Packed,
     PageTable,
     Pool,
@@ -29,7 +31,6 @@ from ir_passes import (
     ViolationKind,
     prove_isolation,
 )
-from ir_passes.contract.statements import Assumption, Note
 
 
 def shipped(name: str) -> Any:

@@ -7,9 +7,19 @@ from zoo import verification
 from zoo.catalogue import PROGRAMS
 from zoo.verification import CONTRACT, attempt, count, replay
 
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
-from ir_passes.contract.faults import ContractFault
-from ir_passes.contract.statements import Claim, NotCovered
+from ir_passes import (
+    Claim,
+    ContractError,
+    ContractFault,
+    Lane,
+    LaneContract,
+    NotCovered,
+    Pool,
+    Shared,
+    SlotMap,
+    compile_step,
+    prove_isolation,
+)
 from ir_passes.measure.unaccepted import unaccepted_reach
 
 TOKENS = {"args[2]": 1}

@@ -12,8 +12,7 @@ from zoo.catalogue import PROGRAMS
 from zoo.meshes.agreement import COPY_SPECS
 from zoo.meshes.sharded import mesh
 
-from ir_passes import CompiledStep, compile_step
-from ir_passes.contract.statements import Assumption, Claim
+from ir_passes import Assumption, Claim, CompiledStep, compile_step
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.proof.agreement import devices_agree

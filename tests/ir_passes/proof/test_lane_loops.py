@@ -11,6 +11,7 @@ from isolation_oracle import leaks
 from jax import lax
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes.contract.entries import LaneRole
 from ir_passes.proof.violations import ViolationKind
 
 LANES, WIDTH, TURNS = 3, 4, 5
@@ -314,7 +315,7 @@ def test_a_loop_that_writes_slots_of_idle_lanes_is_refused(name: str) -> None:
     assert any(changes_an_idle_row(BESIDE_SLOTS[name], each) for each in args)
 
 
-def steps_of_rows(role: str, body: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+def steps_of_rows(role: LaneRole, body: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
     """Return a step that advances rows behind a slot map, its arguments and its contract."""
     work = jnp.array([True, False, True]) if role == "active" else jnp.array([2, 0, 1], jnp.int32)
     args = jnp.ones((7, WIDTH)), jnp.array([4, 2, 5], jnp.int32), jnp.ones((LANES, WIDTH)), work

@@ -14,8 +14,8 @@ from jax import lax
 from jax.experimental import io_callback
 
 import ir_passes as compiler
-from ir_passes import Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
-from ir_passes.contract.statements import ALWAYS_PROVED, Assumption, Note
+from ir_passes import Assumption, Lane, LaneContract, Note, Opaque, Pool, Shared, SlotMap, ViolationKind
+from ir_passes.contract.statements import ALWAYS_PROVED
 
 N, S, D = 4, 9, 5
 MAPPED = LaneContract(inputs=(Pool("p"), SlotMap("p", S), Lane()), outputs=(Lane(), Pool("p")))

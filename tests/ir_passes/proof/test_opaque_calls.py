@@ -15,6 +15,7 @@ from mutants.kernels.declared import put, take
 from zoo import rows
 
 from ir_passes import (
+    Assumption,
     IsolationError,
     Lane,
     LaneContract,
@@ -28,7 +29,6 @@ from ir_passes import (
     ViolationKind,
 )
 from ir_passes.contract import contract as contracts
-from ir_passes.contract.statements import Assumption
 from ir_passes.proof.lane_proof import prove_isolation
 
 S, N, D = 9, 4, 8

@@ -12,6 +12,7 @@ import pytest
 
 from ir_passes import (
     ContractError,
+    ContractFault,
     IsolationError,
     Lane,
     LaneContract,
@@ -22,7 +23,6 @@ from ir_passes import (
     SlotMap,
     prove_isolation,
 )
-from ir_passes.contract.faults import ContractFault
 from ir_passes.proof import packed_layout
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Symbol

@@ -11,6 +11,7 @@ from rewritten_steps import graph_of
 
 from ir_passes import (
     ContractError,
+    ContractFault,
     IsolationError,
     Lane,
     LaneContract,
@@ -21,7 +22,6 @@ from ir_passes import (
     compile_step,
 )
 from ir_passes.compile.exported import load_exported
-from ir_passes.contract.faults import ContractFault
 from ir_passes.jaxpr import ir
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.proof.lane_proof import prove_isolation

@@ -20,9 +20,8 @@ from predicted_owners import faults
 from xla_equations import apply
 from zoo.program import Program
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes import Assumption, IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
 from ir_passes.contract.normal_form import flatten, row_major
-from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
 from ir_passes.proof.dims.classes import fresh
 from ir_passes.proof.dims.rules import DIMENSION_RULES

@@ -13,6 +13,7 @@ from zoo.meshes.sharded import mesh
 
 from ir_passes import (
     ContractError,
+    ContractFault,
     IsolationError,
     Lane,
     LaneContract,
@@ -25,7 +26,6 @@ from ir_passes import (
     compile_step,
     prove_isolation,
 )
-from ir_passes.contract.faults import ContractFault
 
 DATA = P("data")
 

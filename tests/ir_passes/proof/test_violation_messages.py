@@ -10,8 +10,18 @@ import jax.numpy as jnp
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, declassify, name_dims, prove_isolation
-from ir_passes.contract.statements import Assumption
+from ir_passes import (
+    Assumption,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Pool,
+    Shared,
+    SlotMap,
+    declassify,
+    name_dims,
+    prove_isolation,
+)
 from ir_passes.proof.violations import ViolationKind
 
 N, ROWS, D, TAPS = 4, 9, 6, 3

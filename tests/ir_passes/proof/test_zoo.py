@@ -6,7 +6,7 @@ from zoo.program import Program
 from zoo.real_models import MODELS, program, shapes, vmapped
 
 from hybridlm.programs.shapes import Shape
-from ir_passes.contract.statements import Assumption
+from ir_passes import Assumption
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 
 

@@ -10,9 +10,9 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
+from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotError, SlotFault, SlotMap
 from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, RowLedger
-from ir_passes.host.slot_owner import SlotError, SlotFault, SlotOwner
+from ir_passes.host.slot_owner import SlotOwner
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.judge import Judge

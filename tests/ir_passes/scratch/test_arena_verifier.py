@@ -193,7 +193,8 @@ def test_scratch_of_opaque_operations_comes_from_the_plan(lanes: int) -> None:
 def test_refuses_scratch_sized_for_one_lane() -> None:
     args = (jnp.ones((4, 5)),)
     small = plan(calls_twice, args, scratch_contract(lambda n: 1000))
+    opaque: Any = scratch_contract(lambda n: 1000 * n).opaque
     with pytest.raises(PlanError, match="uses 4000 bytes of scratch, the plan gives it 1000"):
-        verify_plan(small.jaxpr, small, opaque_scratch=declared_scratch(scratch_contract(lambda n: 1000 * n).opaque, 4))
+        verify_plan(small.jaxpr, small, opaque_scratch=declared_scratch(opaque, 4))
     with pytest.raises(ValueError, match="expected bytes, got -1"):
         plan(calls_twice, args, scratch_contract(lambda n: -1))

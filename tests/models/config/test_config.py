@@ -10,12 +10,9 @@ from typing import Any
 
 import pytest
 
+from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig, RouterConfig
 from models import DecoderConfig, UnsupportedModel, family_of
 from models.config.reader import ConfigError
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
-from models.layers.router import RouterConfig
-from models.mixers.attention import AttentionConfig
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"
 

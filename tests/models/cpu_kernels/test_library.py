@@ -13,9 +13,9 @@ import jax.numpy as jnp
 import pytest
 from instruction_sets import described
 
+from hybridlm.families import linear
 from models import Devices
 from models.cpu_kernels import build, library
-from models.ops.linear import linear
 
 module = sys.modules[library.__module__]
 

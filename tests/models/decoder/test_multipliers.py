@@ -8,8 +8,8 @@ import numpy as np
 from as_for_users import compiled
 from flax import nnx
 
+from hybridlm.families import MlpConfig
 from models.decoder.decoder import Decoder, DecoderConfig, lane_info
-from models.layers.mlp import MlpConfig
 
 CONFIG = DecoderConfig(
     "toy", 41, 16, 64, ((MlpConfig(24),),), 1e-6, 0.0, True, (), "float32", (), embedding_multiplier=1.7

@@ -3,10 +3,9 @@
 import pytest
 from published import LING, read
 
+from hybridlm.families import MlpConfig, MoeConfig
 from models import family_of
 from models.layers.activations import SwigluLimit
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig

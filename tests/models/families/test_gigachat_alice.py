@@ -7,14 +7,12 @@ import pytest
 from published import ALICE, GIGACHAT, read
 from tiny_variants import variant
 
+from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig, QkNorm
 from models import DecoderConfig, family_of
 from models.decoder.decoder import BlockResidual, PostNorm
 from models.layers.activations import SwigluLimit
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
 from models.layers.norms import NormConfig
 from models.layers.rope import Rope, YarnScaling
-from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
@@ -109,8 +107,9 @@ def test_published_alice() -> None:
     router = moe.router
     assert (router.experts, router.per_token, router.scores, router.bias, router.scale) == (512, 10, "sigmoid", True, 1)
     # A block has four layers; the first branch of all reads the embedding.
-    assert [branch.begins for layer in config.layers for branch in layer] == ([True] + [False] * 7) * 12
-    assert [branch.mixes for layer in config.layers for branch in layer] == [False] + [True] * 95
+    branches: list[Any] = [branch for layer in config.layers for branch in layer]
+    assert [branch.begins for branch in branches] == ([True] + [False] * 7) * 12
+    assert [branch.mixes for branch in branches] == [False] + [True] * 95
 
 
 def test_tensors_of_alice() -> None:

@@ -3,9 +3,8 @@
 import pytest
 from published import KIMI, KIMI_FULL, read
 
+from hybridlm.families import MlpConfig, MoeConfig
 from models import ConfigError
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 
 # The same as transformers saves it.

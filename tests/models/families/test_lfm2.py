@@ -5,9 +5,7 @@ from typing import Any
 import pytest
 from published import LFM2, LFM2_MOE, read
 
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
-from models.mixers.attention import AttentionConfig
+from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
 
 
 def test_published_dense_model() -> None:

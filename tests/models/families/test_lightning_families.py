@@ -6,12 +6,10 @@ import numpy as np
 from published import LING, LING_2_6, MINIMAX, read
 from tiny_variants import LING_LIGHTNING, variant
 
+from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
 from models import Weight, family_of
 from models.decoder.decoder import NormedResidual
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
-from models.mixers.attention import AttentionConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig

@@ -5,9 +5,8 @@ from typing import Any
 from published import read
 from tiny_variants import variant
 
+from hybridlm.families import AttentionConfig, MoeConfig
 from models import family_of
-from models.layers.moe import MoeConfig
-from models.mixers.attention import AttentionConfig
 from models.mixers.mamba1 import Mamba1Config
 
 FALCON: dict[str, Any] = {

@@ -10,12 +10,10 @@ from published import read
 from published_mamba import NANO, SUPER
 from tiny_variants import variant
 
+from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
 from models import WeightSource, family_of
 from models.decoder.parallel import ParallelConfig
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
 from models.layers.rope import Rope
-from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 
 

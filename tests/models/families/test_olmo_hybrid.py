@@ -9,11 +9,10 @@ from filled import made
 from float64_checkpoint import Float64Checkpoint
 from published import OLMO, read
 
+from hybridlm.families import AttentionConfig, MlpConfig, QkNorm
 from models import family_of
 from models.decoder.decoder import PostNorm
-from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
-from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 
 

@@ -10,8 +10,8 @@ import pytest
 from published import ALICE, GIGACHAT, KIMI, LARA, LFM2, LFM2_MOE, LFM3, LING, LING_2_6, MINIMAX, OLMO, PUBLISHED
 from tiny_variants import variant
 
+from hybridlm.families import ConfigReader
 from models import ConfigError, family_of
-from models.config.reader import ConfigReader
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 CONFIGS = {

@@ -13,11 +13,11 @@ import pytest
 from random_checkpoint import FAMILIES as CHECKPOINTS
 from tiny_variants import variant
 
+from hybridlm.families import Stateful
 from models import FAMILIES, Family, FamilyError, UnsupportedModel, families, family_of, register_family
 from models.decoder.parallel import Parallel
 from models.families import registry
 from models.families.registry import family_named
-from models.state.state import Stateful
 
 OUTSIDE = replace(FAMILIES[0], name="outside", model_types=("outside",), architectures=("OutsideForCausalLM",))
 MODULE = """

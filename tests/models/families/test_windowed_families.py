@@ -5,11 +5,10 @@ from typing import Any
 import pytest
 from published import LARA, LFM3, read
 
+from hybridlm.families import AttentionConfig, MoeConfig
 from models import DecoderConfig
 from models.decoder.decoder import PostNorm
-from models.layers.moe import MoeConfig
 from models.layers.rope import ProportionalScaling, Rope
-from models.mixers.attention import AttentionConfig
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.gated_short_conv import GatedShortConvConfig
 

@@ -9,13 +9,13 @@ import pytest
 from filled import filled, random_values
 from flax import nnx
 
+from hybridlm.families import LaneInfo
 from models import Devices
 from models.layers.activations import SwigluLimit
 from models.layers.mlp import Activation
 from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.ops.expert_dot import MAX_GATHER_ROWS
-from models.state.shapes import LaneInfo
 
 HIDDEN = 10
 ROUTER = RouterConfig(5, 3, normalise=True)

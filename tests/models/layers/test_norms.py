@@ -1,13 +1,15 @@
 """Norms against float64: tiny and large rows, weights stored minus one and in bfloat16."""
 
+from typing import Any
+
 import jax.numpy as jnp
 import numpy as np
 import pytest
 from filled import filled, random_values
 from flax import nnx
 
+from hybridlm.families import l2_norm
 from models.layers.norms import GATE_WIDTH, NormConfig, RMSNorm, rms_norm
-from models.ops.float32 import l2_norm
 
 EPS = 1e-6
 
@@ -36,7 +38,7 @@ def test_l2_norm_as_float64(scale: float) -> None:
 
 def test_gated_norm_as_float64() -> None:
     """The gate has the normed input as its input, and its factor."""
-    norm = filled(lambda: NormConfig(EPS, 1.0, 1.7).build(12, nnx.Rngs(0)), random_values(0))
+    norm: Any = filled(lambda: NormConfig(EPS, 1.0, 1.7).build(12, nnx.Rngs(0)), random_values(0))
     x = np.random.default_rng(0).normal(size=(2, 3, 12)).astype(np.float32)
     down, up = (np.asarray(matrix[...], np.float64) for matrix in (norm.gate_in, norm.gate_out))
     assert down.shape == (GATE_WIDTH, 12) and up.shape == (12, GATE_WIDTH)

@@ -7,8 +7,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
-from models.config.reader import ConfigReader
-from models.config.rope import read_rope
+from hybridlm.families import ConfigReader, read_rope
 from models.layers.rope import Rope
 
 LAST = 262143

@@ -7,9 +7,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 
+from hybridlm.families import LaneInfo
 from models import Devices
 from models.layers.short_conv import layer_conv, short_conv
-from models.state.shapes import LaneInfo
 
 CHANNELS = 6
 run = jax.jit(short_conv)

@@ -10,10 +10,10 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
+from hybridlm.families import MlpConfig
 from models import Decoder, DecoderConfig
 from models.decoder.decoder import lane_info
 from models.decoder.streams import StreamsConfig
-from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttentionConfig
@@ -104,12 +104,13 @@ def test_equations() -> None:
     gate = sigmoid(np.sign(score) * np.sqrt(np.maximum(np.abs(score), 1e-6)))
     value = (gate[..., None] * (e @ of(ngrams.value_proj).T)[:, None]).reshape(9, -1)
     inputs = np.concatenate([np.zeros((6, STREAMS * HIDDEN)), normed(value, ngrams.conv_norm)])
-    conv = sum(inputs[3 * j : 3 * j + 9] * of(ngrams.conv1d)[:, 0, j] for j in range(3))
+    conv = np.sum([inputs[3 * j : 3 * j + 9] * of(ngrams.conv1d)[:, 0, j] for j in range(3)], axis=0)
     x = x + value + conv * sigmoid(conv)
     connection = decoder.layers[0].branches[1].connection
     inner, n = mixed(x, connection)
     up, gate = inner @ of(mlp.up_proj).T, inner @ of(mlp.gate_proj).T
     out = (up * gate * sigmoid(gate)) @ of(mlp.down_proj).T
+    assert connection is not None
     weights = 2 * sigmoid(n @ of(connection.inject).T / STREAMS)
     x = x + (weights[..., None] * out[:, None]).reshape(9, -1)
     np.testing.assert_allclose(hidden[0], mixed(x, decoder.norm)[0], atol=2e-5)

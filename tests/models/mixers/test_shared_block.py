@@ -8,13 +8,12 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
+from hybridlm.families import MlpConfig, linear
 from models import Decoder, DecoderConfig
-from models.layers.mlp import MlpConfig
 from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.shared_block import AdaptedMatrix, SharedBlockConfig
-from models.ops.linear import linear
 
 MAMBA = Mamba2Config(heads=4, head_size=4, groups=2, state_size=3, kernel=3, eps=1e-5)
 CALL = SharedBlockConfig(

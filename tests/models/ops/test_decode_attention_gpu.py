@@ -10,8 +10,7 @@ import numpy as np
 import pytest
 from paged_caches import in_pages
 
-from ir_passes import IsolationError, Lane, LaneContract, PageTable, Pool, prove_isolation
-from ir_passes.contract.statements import Note
+from ir_passes import IsolationError, Lane, LaneContract, Note, PageTable, Pool, prove_isolation
 from models import Devices
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention_gpu import KERNEL, part_count, part_turns, tile_rows

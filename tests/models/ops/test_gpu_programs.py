@@ -13,12 +13,12 @@ from jax import lax
 from jax.experimental import pallas as pl
 from packed_weights import Form, weight_of
 
+from hybridlm.families import LaneInfo, layer_conv
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models import KV_BLOCK, Devices
-from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, append, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROUNDED_ROWS, matrix_reads, tile_rows
@@ -31,7 +31,6 @@ from models.ops.recurrences.delta_rule import delta_rule_step
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.ops.rms_norm_gpu import rms_norm
-from models.state.shapes import LaneInfo
 from models.state.state import turn_blocks
 
 pytestmark = pytest.mark.target_cuda

@@ -10,9 +10,9 @@ import pytest
 from card_kernels import CARDS, kernels_on
 from packed_weights import weight_of
 
+from hybridlm.families import LaneInfo, layer_conv
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
 from models import KV_BLOCK, Devices
-from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
@@ -21,7 +21,6 @@ from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
-from models.state.shapes import LaneInfo
 
 pytestmark = pytest.mark.target_cuda
 GPU = Devices(platform="gpu", kernels="auto")

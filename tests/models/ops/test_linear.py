@@ -10,10 +10,10 @@ import pytest
 from flax import nnx
 from jax.typing import DTypeLike
 
+from hybridlm.families import SINGLE_DEVICE
 from models import Devices
 from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight, dot, linear
-from models.sharding.devices import SINGLE_DEVICE
 
 pytestmark = pytest.mark.slow
 

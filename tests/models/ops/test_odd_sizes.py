@@ -16,9 +16,9 @@ import pytest
 from packed_weights import Form, weight_of
 from paged_caches import in_pages
 
+from hybridlm.families import LaneInfo, layer_conv
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
 from models import KV_BLOCK, Devices
-from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
@@ -28,7 +28,6 @@ from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import rms_norm
 from models.state.pages import own_pages
-from models.state.shapes import LaneInfo
 
 Run = Callable[[Devices], Any]
 """An operation with its operands: devices -> results."""

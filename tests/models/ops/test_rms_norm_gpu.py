@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from flax import nnx
 
-from ir_passes import Lane, LaneContract, Shared, prove_isolation
-from ir_passes.contract.statements import Note
+from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
 from ir_passes.kernels.reads import kernel_reads
 from models import Devices
 from models.layers.norms import NormConfig

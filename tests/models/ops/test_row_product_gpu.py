@@ -8,8 +8,7 @@ import numpy as np
 import pytest
 from packed_weights import FORMS, Form, weight_of
 
-from ir_passes import Lane, LaneContract, Shared, prove_isolation
-from ir_passes.contract.statements import Note
+from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
 from models import Devices
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear

@@ -52,9 +52,9 @@ class _Module(torch.nn.Module):
         super().__init__()
         for name, tensor in tensors.items():
             *path, last = name.split(".")
-            module = self
+            module: torch.nn.Module = self
             for part in path:
-                if part not in module._modules:
+                if not hasattr(module, part):
                     module.add_module(part, torch.nn.Module())
-                module = module._modules[part]
+                module = module.get_submodule(part)
             module.register_parameter(last, torch.nn.Parameter(tensor))

@@ -14,8 +14,7 @@ from jax.sharding import NamedSharding
 from zoo.meshes.sharded import mesh
 
 from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import AuditError, IsolationError, LaneContract, compile_step, prove_isolation
-from ir_passes.xla_audit.findings import FindingKind
+from ir_passes import AuditError, FindingKind, IsolationError, LaneContract, compile_step, prove_isolation
 from models import Devices
 
 Step = Callable[..., Any]

@@ -8,12 +8,11 @@ from functools import partial
 from math import prod
 from typing import NamedTuple
 
+from hybridlm.families import AttentionConfig, BranchConfig, MoeConfig
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig
-from models.decoder.decoder import BranchConfig, Wrapped
+from models.decoder.decoder import Wrapped
 from models.decoder.parallel import ParallelConfig
-from models.layers.moe import MoeConfig
-from models.mixers.attention import AttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 

@@ -13,10 +13,9 @@ import jax
 import jax.numpy as jnp
 from hlo_text import serialized
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from ir_passes import FindingKind, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.xla_audit.audit import audit_executable
-from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Slice
 

@@ -14,9 +14,9 @@ from device_kernels import attention, convolution, recurrence, sampled
 from flax import nnx
 from packed_weights import Form
 
+from hybridlm.families import linear
 from models import KV_BLOCK, Devices
 from models.layers.norms import NormConfig
-from models.ops.linear import linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 

@@ -8,17 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
+from hybridlm.families import LaneInfo, RecurrenceInputs, delta_rule, layer_conv, linear, ssd
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from models import KV_BLOCK, Devices, kv_blocks
-from models.layers.short_conv import layer_conv
 from models.mixers.kv_cache import KVCache, attend
 from models.ops.expert_dot import expert_dot
-from models.ops.linear import linear
-from models.ops.recurrences.delta_rule import delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.ssd import ssd
 from models.state.pages import own_pages
-from models.state.shapes import LaneInfo
 
 LARGE = {"lanes": 64, "heads": 16, "size": 128, "context": 4096, "prompt": 256, "experts": 64, "vocab": 32768}
 SMALL = {**LARGE, "lanes": 8, "context": 1024, "experts": 8}

@@ -176,11 +176,12 @@ class Float64GatedModel(Float64Checkpoint):
         """Mean of the sources [T, H], weighted by attention over depth."""
         query, weight = self.tensors[f"{name}_proj.weight"][0], self.tensors[f"{name}_norm_weight"]
         scores = np.stack([rms_norm(source, weight, self._eps) @ query for source in sources], axis=-1)
-        return sum(share[:, None] * source for share, source in zip(softmax(scores).T, sources, strict=True))
+        return (np.stack(sources, axis=-1) * softmax(scores)[:, None]).sum(-1)
 
     def _blocks(self, embedded: np.ndarray) -> np.ndarray:
         """The mix after the last layer."""
-        done, partial = [embedded], None
+        done: list[np.ndarray] = [embedded]
+        partial: np.ndarray | None = None
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"
             if index and index % self.config["block_attn_res_block_size"] == 0:
@@ -196,6 +197,7 @@ class Float64GatedModel(Float64Checkpoint):
             inputs = self._mix([*done, partial], f"{layer}.mlp_res")
             inputs = rms_norm(inputs, 1 + self.tensors[f"{layer}.post_attention_layernorm.weight"], self._eps)
             partial = partial + self._alice_experts(f"{layer}.mlp", inputs)
+        assert partial is not None, "a model has layers"
         return self._mix([*done, partial], "model.attnres_final.res")
 
     def _alice_experts(self, name: str, x: np.ndarray) -> np.ndarray:

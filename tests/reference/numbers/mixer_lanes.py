@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 from paged_caches import by_lane, like
 
-from models.state.shapes import LaneInfo
+from hybridlm.families import LaneInfo
 
 
 def info(lengths: jax.Array, positions: jax.Array, tokens: int, blocks: Any = 0) -> LaneInfo:

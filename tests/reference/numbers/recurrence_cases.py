@@ -12,12 +12,11 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, Lane, LaneContract, Pool, SlotMap, prove_isolation
-from ir_passes.contract.statements import Note
+from hybridlm.families import RecurrenceInputs, RecurrenceOutputs
+from ir_passes import IsolationError, Lane, LaneContract, Note, Pool, SlotMap, prove_isolation
 from models import Devices
 from models.ops.float32 import full_einsum
 from models.ops.kernels import Kernel
-from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 
 def scanned(token: Any, inputs: RecurrenceInputs, *gates: Array) -> RecurrenceOutputs:

@@ -12,9 +12,9 @@ from jax.sharding import AxisType, Mesh
 from jax.sharding import PartitionSpec as P
 from tiny_variants import variant
 
+from hybridlm.families import StateArray
 from models import Decoder, DecoderConfig, Devices, Family, MtpDecoder, Segment, ShardedDim, family_of
 from models.decoder.decoder import lane_info
-from models.state.state import StateArray
 
 LANES, CONTEXT, BLOCKS = 4, 300, 3
 PREFILL, VERIFIED = 9, 3

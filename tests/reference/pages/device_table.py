@@ -20,10 +20,10 @@ from hybridlm.devices.mesh import EXPERT, abstract_mesh
 from hybridlm.devices.placement import Placement
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.arguments import shard_specs_of
+from hybridlm.families import MoeConfig
 from ir_passes.jaxpr.collectives import Collective
 from models import DecoderConfig, Family, ShardingError, family_of
 from models import Devices as Share
-from models.layers.moe import MoeConfig
 from models.state.state import state_size
 
 CONTEXT, LANES, PROMPTS, CHUNK = 4096, 64, 8, 256

@@ -27,9 +27,10 @@ import hybridlm
 from hybridlm.checkpoint import CheckpointDirectory, OpenModel, load_parameters, open_directory
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.devices.placement import Placement
+from hybridlm.families import rows as rows_of
+from hybridlm.families import shard_outputs
 from models import Family, Segment, ShardedDim, Weight, WeightSource, family_of
-from models.sharding.sharded_dim import shard_experts, shard_outputs
-from models.weights.sources import rows as rows_of
+from models.sharding.sharded_dim import shard_experts
 from models.weights.sources import stacked
 
 ROWS, COLUMNS, LAYERS = 2048, 4096, 8

@@ -17,8 +17,9 @@ from hybridlm.checkpoint.saved.pieces import saved_pieces
 from hybridlm.checkpoint.saved.read import _Reading
 from hybridlm.checkpoint.saved.write import save_checkpoint
 from hybridlm.checkpoint.shards import Shards
+from hybridlm.families import tensor
 from models import Segment, ShardedDim
-from models.weights.sources import ArraySlice, tensor
+from models.weights.sources import ArraySlice
 
 PARTS = (Segment(16, 8), Segment(8, 2, replicable=True), Segment(4, 1, replicable=True))
 CUT = ShardedDim(0, "model", PARTS)

@@ -270,7 +270,8 @@ def _cond(eqn: ir.JaxprEqn, values: Sequence[Value], observe: Observe | None) ->
         # claims inside a branch are about the runs that take it
         if observe is None:
             return None
-        return lambda eqn, results, runs: observe(eqn, results, runs & (index == number))
+        outer = observe
+        return lambda eqn, results, runs: outer(eqn, results, runs & (index == number))
 
     branches = [evaluate(ir.closed(branch), values[1:], in_branch(k)) for k, branch in enumerate(programs)]
     return [_select(index, *results) for results in zip(*branches, strict=True)]

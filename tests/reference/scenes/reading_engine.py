@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterator, Mapping, Sequence
 from types import SimpleNamespace
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 
 from hybridlm.engine.reading import QueuedText, Reading
@@ -45,7 +46,7 @@ class ReadingEngine:
     def __init__(self, lanes: int, prefill_lanes: int, widths: tuple[int, ...]):
         self.lanes, self.prefill_lanes, self.widths = lanes, prefill_lanes, widths
         self.placement = SimpleNamespace(data=1)
-        self.pool = RowPool(Rows((), np.zeros((lanes, 1), np.int32)))
+        self.pool = RowPool(Rows((), jnp.zeros((lanes, 1), jnp.int32)))
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Any] = deque()
         self.stats, self.decisions = Tallies(), None

@@ -78,11 +78,11 @@ class Replayed:
         engine = self.lm.engine
         rows, shape = engine.new_rows(engine.rows), engine.shape("generate", engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
-        table = own_table(engine.lanes, engine.context) if engine.blocks else [None] * engine.lanes
+        table = own_table(engine.lanes, engine.context) if engine.blocks else None
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            batch = Batch.of(feeds, 1, range(engine.lanes), table if engine.blocks else None)
+            batch = Batch.of(feeds, 1, range(engine.lanes), table)
             inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
@@ -181,7 +181,7 @@ class Run:
         if pool is not None and pool.page_owner is not None:
             self.events["shared pages"] += int((pool.page_owner.counts() > 1).sum())
         for sequence in self._session._scheduler.joined:
-            assert pool is not None and sequence.slot is not None
+            assert pool is not None and isinstance(sequence, ActiveSequence) and sequence.slot is not None
             self._check(pool, sequence, pool.rows_of([sequence.slot])[0])
 
     def _check(self, pool: RowPool, sequence: ActiveSequence, row: int) -> None:

@@ -23,7 +23,7 @@ def check_reused_rows(lm: hybridlm.LM) -> None:
         layers = jax.tree.map(
             lambda leaf: jnp.full_like(leaf, jnp.nan if jnp.issubdtype(leaf.dtype, jnp.floating) else 7), rows.layers
         )
-        engine._pool.arrays = Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1))
+        engine.pool.arrays = Rows(layers, jnp.full_like(rows.token, lm.config.vocab_size - 1))
 
     fill_with_nan()
     assert lm.generate(prompts, **settings) == want

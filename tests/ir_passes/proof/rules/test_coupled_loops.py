@@ -43,7 +43,7 @@ def in_two_loops(pool: Array, lengths: Array, x: Array, slots: Array) -> Array:
     """Write each half of each row in a separate loop."""
 
     def lane(pool: Array, lane: Any) -> tuple[Array, None]:
-        length, x, slot = lane
+        length, _, slot = lane
 
         def half(pool: Array, first: Any) -> tuple[Array, None]:
             row = lax.dynamic_slice(pool, (slot, first), (1, SIZE // 2))

@@ -20,14 +20,13 @@ from calls_in_place import (
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec as P
 
+from hybridlm.families import LaneInfo, layer_conv
 from hybridlm.steps.contract import kernel_calls, slot_map
 from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
 from models import Devices
 from models.cpu_kernels.library import BY_SLOT
-from models.layers.short_conv import layer_conv
 from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import KERNEL, MAX_TAPS, READ, STEP, ConvInputs, conv_step_cpu
-from models.state.shapes import LaneInfo
 
 pytestmark = pytest.mark.cpu_kernels
 

@@ -8,11 +8,10 @@ import numpy as np
 import pytest
 from recurrence_cases import check_proof, check_proof_by_slot
 
+from hybridlm.families import LaneInfo, layer_conv
 from models import Devices
-from models.layers.short_conv import layer_conv
 from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
-from models.state.shapes import LaneInfo
 
 LANES, CHANNELS = 5, 48
 SLOTS, NAMED = 9, (7, 7, 2, 8, 5)

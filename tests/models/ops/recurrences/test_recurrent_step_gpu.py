@@ -22,12 +22,12 @@ from recurrence_cases import (
     zero_padding,
 )
 
+from hybridlm.families import LaneInfo
 from models import Devices
 from models.ops.recurrences.delta_rule import DeltaTokens, delta_rule, delta_rule_step, run_delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_gpu import KERNEL, MAX_KEY, MAX_TOKENS, recurrent_step
 from models.ops.recurrences.ssd import ssd, ssd_step
-from models.state.shapes import LaneInfo
 
 SIZES = ((8, 4), (64, 16), (2, 32))
 SLOTS, NAMED = 9, (7, 7, 2, 8, 5)

@@ -31,9 +31,9 @@ from zoo.meshes.sharded import mesh as sharded_mesh
 from zoo.meshes.sharded_rows import SPLIT
 
 from ir_passes import AuditError, Lane, LaneContract, Pool, Shared, compile_step
+from ir_passes import FindingKind as Found
 from ir_passes.xla_audit.audit import audit, audit_executable
 from ir_passes.xla_audit.dataflow import live_values
-from ir_passes.xla_audit.findings import FindingKind as Found
 from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
 ARGS = (pool(), slots(), x())

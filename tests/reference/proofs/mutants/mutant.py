@@ -9,8 +9,8 @@ from typing import Any
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
+from ir_passes import FindingKind
 from ir_passes import ViolationKind as Kind
-from ir_passes.xla_audit.findings import FindingKind
 
 
 class Tier(StrEnum):

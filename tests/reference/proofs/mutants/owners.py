@@ -8,7 +8,8 @@ import numpy as np
 from mutants.mutant import Mutant, Tier
 from zoo.program import LANES, SLOTS
 
-from ir_passes.host.slot_owner import Slot, SlotError, SlotOwner, SlotsExhausted
+from ir_passes import SlotError
+from ir_passes.host.slot_owner import Slot, SlotOwner, SlotsExhausted
 
 
 def held(count: int) -> tuple[SlotOwner, list[Slot]]:

@@ -12,8 +12,8 @@ from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
+from ir_passes import SlotError
 from ir_passes.host.row_ledger import LaneWork, RowLedger
-from ir_passes.host.slot_owner import SlotError
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 

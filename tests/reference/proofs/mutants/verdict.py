@@ -4,8 +4,7 @@ from typing import Any
 
 from mutants.mutant import Evidence, Mutant, Tier
 
-from ir_passes import AuditError, IsolationError, ViolationKind, prove_isolation
-from ir_passes.xla_audit.findings import FindingKind
+from ir_passes import AuditError, FindingKind, IsolationError, ViolationKind, prove_isolation
 
 
 class Survived(AssertionError):

@@ -8,9 +8,8 @@ import pytest
 from engine_mutants.mutant import EngineMutant, Fault, Finder
 from jax import Array
 
+from hybridlm.families import LaneInfo, Recurrent
 from models.mixers.attention import Attention
-from models.mixers.recurrent import Recurrent
-from models.state.shapes import LaneInfo
 
 _COMMIT, _RECURRENT, _ATTENTION = Recurrent.commit, Recurrent.__call__, Attention.__call__
 

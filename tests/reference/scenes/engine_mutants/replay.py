@@ -16,6 +16,7 @@ from jax import Array, lax
 from paged_shapes import paged
 from verify_scene import Scene, Steps, states
 
+from hybridlm.families import LaneInfo, put_rows, take_rows
 from hybridlm.programs.shapes import Shape
 from hybridlm.steps import verify
 from hybridlm.steps.contract import page_table, slot_map, step_contract
@@ -26,8 +27,6 @@ from ir_passes import IsolationError, prove_isolation
 from ir_passes import ViolationKind as Kind
 from models import Decoder
 from models.decoder.decoder import lane_info
-from models.state.rows import put_rows, take_rows
-from models.state.shapes import LaneInfo
 
 
 class DraftCounts(NamedTuple):

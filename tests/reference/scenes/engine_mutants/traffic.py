@@ -22,7 +22,7 @@ from hybridlm.prefix_cache.budget import CacheBudget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
 from hybridlm.programs.runner import Runner
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes import SlotError, SlotFault
 from ir_passes.sanitizer.verdict import SanitizerError
 
 MOST_STEPS = 150

@@ -67,6 +67,23 @@ def test_files_that_a_stage_leaves_out_have_a_stage(root: Path) -> None:
         assert re.search(rf"-m long {path}$", text, re.MULTILINE), path
 
 
+def expanded(word: str) -> list[str]:
+    """Return the words of a shell word with braces."""
+    head, brace, rest = word.partition("{")
+    if not brace:
+        return [word]
+    choices, _, tail = rest.partition("}")
+    return [head + choice + end for choice in choices.split(",") for end in expanded(tail)]
+
+
+def test_files_that_a_stage_names_exist(root: Path) -> None:
+    words = " ".join(line for line in lines_of(root, "environment", "run", "long") if not line.lstrip().startswith("#"))
+    named = re.findall(r"(?:tests/)?(?:hybridlm|ir_passes|models)/[\w/{},]+(?:\.py)?", words)
+    paths = {path.removeprefix("tests/") for word in named for path in expanded(word)}
+    assert len(paths) >= 90
+    assert sorted(path for path in paths if not (root / "tests" / path).exists() and not (root / path).exists()) == []
+
+
 def test_planted_faults_fit_the_sources(root: Path) -> None:
     faults = runpy.run_path(str(root / "scripts" / "plant_faults.py"))["read_faults"]()
     assert len(faults) >= 30

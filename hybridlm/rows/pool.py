@@ -152,7 +152,7 @@ class RowPool:
         self._counts[row] = len(pages)
 
     def _missing(self, positions: int, row: int | None = None) -> int:
-        """Return the pages that a row lacks for its first positions; None is a new row."""
+        """Return the number of pages that a row, or a new one, lacks for its first positions."""
         pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
         return pages if row is None else max(0, pages - len(self._row_pages[row]))
 

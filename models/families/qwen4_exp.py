@@ -147,7 +147,10 @@ def _mixer_weights(path: Path, name: str, streams: StreamsConfig, hidden: int, c
 
 
 def _ngram_weights(c: NgramEmbeddingConfig, hidden: int, path: Path, name: str) -> list[Weight]:
-    """List the parameters of n-grams; tables are one tensor, or parts (the last may be smaller)."""
+    """List the parameters of n-grams.
+
+    Tables are one tensor, or parts; the last part may be smaller.
+    """
     size, width, table = math.ceil(c.rows / c.parts), c.width // len(c.tables), f"{name}.ple_embedding.ngram_embedding"
     starts = range(0, c.rows, size)
     parts = {f"{table}.shard_{i}.weight": (min(size, c.rows - start), width) for i, start in enumerate(starts)}

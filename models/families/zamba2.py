@@ -88,7 +88,10 @@ def _mamba(config: DecoderConfig, c: Mamba2Config, hidden: int, path: Path, laye
 
 
 def _call(config: DecoderConfig, c: SharedBlockConfig, hidden: int, path: Path, layer: str) -> list[Weight]:
-    """List the parameters of a calling layer; the first call of a block also has the block's."""
+    """List the parameters of a calling layer.
+
+    The first call of a block also has the parameters of the block.
+    """
     calls = {i: call for i, (call,) in enumerate(config.layers) if isinstance(call, SharedBlockConfig)}
     number, users = int(path[1]), [i for i, user in calls.items() if user.block == c.block]
     call, mamba = list(calls).index(number), f"{number}.mamba_decoder.mamba"

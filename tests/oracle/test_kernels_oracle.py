@@ -21,6 +21,7 @@ PROMPTS = (0, 4, 7)
 STEPS = {"recurrent_step_kernel", "conv_step_kernel"}
 ATTENDS = {"decode_attention_kernel"}
 FILTERS = {"filter_cutoffs_kernel"}
+OPTIONAL = {"rms_norm_kernel", "merge_parts_kernel"}
 CASES = {
     "dense_base": ({}, ATTENDS | STEPS),
     "kimi_base": ({"qk_rope_head_dim": 16, "qk_nope_head_dim": 16}, ATTENDS | STEPS),
@@ -95,7 +96,9 @@ def test_kernels_and_transformers_compute_the_same(name: str, tmp_path: Path, mo
 
     full = [[*prompt, *map(int, expected.tokens)] for prompt, expected in zip(prompts, greedy, strict=True)]
     check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True, speculate=Known(full)))
-    assert kernels_of(lm, f"generate {LANES}x1") == CASES[name][1] | FILTERS
-    assert kernels_of(lm, "verify") == CASES[name][1] | FILTERS
+    # Norms and the sum of attention's parts have kernels in some sizes only.
+    required = CASES[name][1] | FILTERS
+    assert kernels_of(lm, f"generate {LANES}x1") - OPTIONAL == required
+    assert kernels_of(lm, "verify") - OPTIONAL == required
     recurrent = "recurrent_step_kernel" in CASES[name][1]
     assert ("chunk_scan_kernel" in kernels_of(lm, f"generate {LANES}x{CHUNK}")) == recurrent

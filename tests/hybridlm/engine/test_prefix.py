@@ -294,7 +294,8 @@ def test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached(text_lm: h
             session.step()
             scheduler: Any = session._scheduler
             (sequence,) = (sequence for sequence in scheduler.joined if sequence.request.index == 0)
-            assert scheduler._pool.consumed(sequence.slot) == consumed
+            pool = scheduler._pool
+            assert pool.consumed(sequence.slot) == consumed
             snapshot = engine.moves.take(pool, sequence.slot, IDS[:consumed], owner=sequence)
             assert snapshot.position == consumed
             prefix = hybridlm.Prefix(tuple(IDS[: consumed + 1]), snapshot)

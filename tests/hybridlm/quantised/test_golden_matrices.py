@@ -53,8 +53,8 @@ def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
     packed = pack(tensor, file.read_stored, form)
     layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
     assert layout is not None
-    parts: Any = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
-    weight = QuantisedWeight(*parts, form.kind, "float32")
+    parts: Any = [jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero")]
+    weight = QuantisedWeight(parts[0], parts[1], parts[2], parts[3], form.kind, "float32")
     assert layout.types().nbytes == weight.nbytes
     # A zero point is stored where the library stores one that is not zero.
     assert ("zero" in packed) == (name.endswith("zeros") or name.startswith("int4"))

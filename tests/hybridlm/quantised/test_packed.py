@@ -36,8 +36,8 @@ def weight_of(tensor: QuantisedTensor, file: ArrayFile, dtype: str = "float32") 
     layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
     assert layout is not None
     typed = layout.types()
-    parts: Any = (jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero"))
-    weight = QuantisedWeight(*parts, form.kind, dtype)
+    parts: Any = [jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero")]
+    weight = QuantisedWeight(parts[0], parts[1], parts[2], parts[3], form.kind, dtype)
     assert typed.nbytes == weight.nbytes
     assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
         lambda leaf: (leaf.shape, leaf.dtype), typed

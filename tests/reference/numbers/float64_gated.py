@@ -184,7 +184,7 @@ class Float64GatedModel(Float64Checkpoint):
         partial: np.ndarray | None = None
         for index in range(self.config["num_hidden_layers"]):
             layer = f"model.layers.{index}"
-            if index and index % self.config["block_attn_res_block_size"] == 0:
+            if partial is not None and index % self.config["block_attn_res_block_size"] == 0:
                 done, partial = [*done, partial], None
             sources = done if partial is None else [*done, partial]
             inputs = self._mix(sources, f"{layer}.attn_res") if index else embedded

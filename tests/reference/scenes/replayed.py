@@ -78,11 +78,11 @@ class Replayed:
         engine = self.lm.engine
         rows, shape = engine.new_rows(engine.rows), engine.shape("generate", engine.lanes, 1)
         states: list[list[list[np.ndarray]]] = [[] for _ in texts]
-        table = own_table(engine.lanes, engine.context) if engine.blocks else None
+        table: Any = own_table(engine.lanes, engine.context) if engine.blocks else [None] * engine.lanes
         for place in range(max(map(len, texts))):
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
-            batch = Batch.of(feeds, 1, range(engine.lanes), table)
+            batch = Batch.of(feeds, 1, range(engine.lanes), table if engine.blocks else None)
             inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):

@@ -270,8 +270,8 @@ class Engine:
 
     def bucket(self, count: int, limit: int) -> int:
         """Return the lanes of a step: one size of `lane_bucket` per device."""
-        devices, platform = self.placement.data, self.placement.platform
-        return max(devices * lane_bucket(-(-count // devices), limit // devices, platform), self._min_rows)
+        devices = self.placement.data
+        return max(devices * lane_bucket(-(-count // devices), limit // devices), self._min_rows)
 
     def buckets(self, limit: int) -> list[int]:
         return sorted({self.bucket(count, limit) for count in range(1, limit + 1)})

@@ -97,18 +97,12 @@ S = TypeVar("S", Shape, PartShape, EditShape, AnyShape)
 """Any one kind of shape, or all."""
 
 
-LANE_SIZES = {"cpu": 4}
-"""Sizes of a step per octave above 8 lanes, by platform: in products an idle lane takes as long as a busy one."""
-DEVICE_LANE_SIZES = 2
-"""Sizes on other platforms: a step waits for its weights, and compiles longer."""
-
-
-def lane_bucket(count: int, lanes: int, platform: str) -> int:
+def lane_bucket(count: int, lanes: int) -> int:
     """Return the compiled lanes for `count` sequences, at most `lanes`.
 
-    These are 1, 2, 4, 8, 10, 12, 14, 16, 20, 24, 28, 32, 40, ... on a CPU, and 1, 2, 4, 8, 12, 16, 24, 32, 48, ... on
-    other platforms: idle lanes cost more time than another compilation.
+    These are 1, 2, 4, 8, 12, 16, 24, 32, 48, ...; from 8 on by a half or a third more: idle lanes cost more time than
+    another compilation.
     """
     size = 1 << max(count - 1, 0).bit_length()
-    step = size if size <= 8 else size // (2 * LANE_SIZES.get(platform, DEVICE_LANE_SIZES))
-    return min(-(-count // step) * step, lanes)
+    smaller = size * 3 // 4
+    return min(smaller if count <= smaller and size > 8 else size, lanes)

@@ -101,7 +101,7 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
     assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
     assert [over.prefill_lanes(lanes, 4) for lanes in (4, 12)] == [4, 4]
     assert Placement(hybridlm.mesh(8)).prefill_lanes(16, 4) == 8
-    assert ONE_DEVICE.prefill_lanes(3, 4) == 3 and lane_bucket(5, 6, "cpu") == 6
+    assert ONE_DEVICE.prefill_lanes(3, 4) == 3 and lane_bucket(5, 6) == 6
 
 
 def test_a_row_moves_between_devices_bit_for_bit() -> None:

@@ -119,9 +119,9 @@ def _download(
             case LocalEntryNotFoundError():
                 fault = f"{place} complete in the Hub's cache, and the Hub was not reached: {error}"
                 advice = (
-                    f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, or give a local "
+                    f"With a connection (and without HF_HUB_OFFLINE=1) run `hf download {hub_id}`, "
+                    "or give a local directory."
                 )
-                advice += "directory."
             case _:
                 fault, advice = f"could not be fetched from the Hub: {error}", "Try again later."
         raise CheckpointError(hub_id, fault, advice) from error

@@ -114,8 +114,7 @@ class Decoding:
         return min(sequence.consumed + 1 + ahead, sequence.limit)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        params = [sequence.request.params for sequence in sequences]
-        return self._drafts(sequences) or any(p.changes_logits or p.masked for p in params)
+        return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
         return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)

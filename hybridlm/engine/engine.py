@@ -290,7 +290,8 @@ class Engine:
             while self.given_up:
                 self.given_up.popleft()(self)
             if self.interrupted and self._pool is not None:
-                self._pool.reclaim()
+                sequences = [sequence for queue in self.queues for sequence in queue.joined]
+                self.interrupted = not self._pool.reclaim(sum(sequence.slot is not None for sequence in sequences))
             if self._pool is None or self._pool.arrays is None:
                 for queue in self.queues:
                     queue.lose_rows()

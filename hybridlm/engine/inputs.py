@@ -162,10 +162,7 @@ class Inputs:
         resolved = self._resolve_all(params) if listed else [self.resolve(params)] * len(items)
         requests = []
         for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
-            tokens = self.encode(item, f"prompts[{i}]", prefix)
-            if self.cache is not None:
-                self._require_room(tokens, f"prompts[{i}]", checked)
-            start = None if prefix is None else prefix.snapshot
+            tokens, start = self._prompt(item, f"prompts[{i}]", prefix, checked)
             for j in range(n):
                 index = j if listed else None
                 requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))
@@ -184,8 +181,14 @@ class Inputs:
             raise ValueError("; ".join(faults))
         return resolved
 
-    def _require_room(self, tokens: Sequence[int], where: str, params: ResolvedParams) -> None:
-        """Raise ValueError for a completion without room in the KV cache."""
+    def _prompt(
+        self, item: Any, where: str, prefix: Prefix | None, params: ResolvedParams
+    ) -> tuple[tuple[int, ...], Snapshot | None]:
+        """Return the token ids of a prompt and the state that it continues.
+
+        Raises as `encode`, and ValueError for a completion without room in the KV cache.
+        """
+        tokens = self.encode(item, where, prefix)
         room, count = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
         if room < count:
             drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
@@ -194,6 +197,7 @@ class Inputs:
                 f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
                 f"{max(room, 0)}, or load with a larger cache"
             )
+        return tokens, None if prefix is None else prefix.snapshot
 
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
@@ -202,10 +206,8 @@ class Inputs:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self.resolve(params)
-        tokens = self.encode(prompt, f"request {index}", prefix)
-        if self.cache is not None:
-            self._require_room(tokens, f"request {index}", resolved)
-        return Request(index, tokens, resolved, priority, start=None if prefix is None else prefix.snapshot)
+        tokens, start = self._prompt(prompt, f"request {index}", prefix, resolved)
+        return Request(index, tokens, resolved, priority, start=start)
 
     def resolve(self, params: SamplingParams) -> ResolvedParams:
         """Check sampling parameters against a model, and draw a missing seed.

@@ -492,9 +492,9 @@ class Scheduler:
         if all(sequence.remaining(engine.context) <= 1 for sequence in sequences):
             return
         params = [sequence.request.params for sequence in sequences]
-        masked, changes = any(p.masked for p in params), dict[str, Any]()
-        if masked or any(p.changes_logits for p in params):
-            changes = {"changes": MIN_CHANGES, "masked": masked}
+        changes = dict[str, Any]()
+        if any(p.needs_output for p in params):
+            changes = {"changes": MIN_CHANGES, "masked": any(p.masked for p in params)}
         step = len(sequences), top, self._processor, *changes.values()
         if step not in engine.programs.prepared:
             engine.programs.prepared.add(step)

@@ -7,7 +7,7 @@ import zlib
 from collections import deque
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any
+from typing import Any, NamedTuple
 
 import jax
 import numpy as np
@@ -29,8 +29,19 @@ _counter = itertools.count()
 Program = CompiledStep | StoredStep
 
 
-PendingStep = tuple[int, str, dict[str, int], int, Any]
-"""A step in flight: number, step, digests by operand, message, and the result of its operand check on the devices."""
+class PendingStep(NamedTuple):
+    """A step in flight.
+
+    Attributes:
+        fields: digests by operand.
+        agree: result of its operand check, on the devices.
+    """
+
+    number: int
+    step: str
+    fields: dict[str, int]
+    message: int
+    agree: Any
 
 
 class ProcessGroup:
@@ -160,7 +171,7 @@ class ProcessGroup:
         with self.waiting():
             self._check(len(self._pending) >= _MAX_IN_FLIGHT)
             *results, agree = program(*args, self._placement.put_whole(digest))
-        self._pending.append((self._dispatched, str(shape), fields, self.messages.count, agree))
+        self._pending.append(PendingStep(self._dispatched, str(shape), fields, self.messages.count, agree))
         self._dispatched += 1
         self._history = zlib.crc32(str(shape).encode(), self._history)
         return tuple(results)
@@ -201,16 +212,16 @@ class ProcessGroup:
                 self._check(wait=True)
 
     def _check(self, wait: bool = False) -> None:
-        while self._pending and (wait or self._pending[0][-1].is_ready()):
-            wait, (number, step, fields, message, result) = False, self._pending.popleft()
+        while self._pending and (wait or self._pending[0].agree.is_ready()):
+            wait, pending = False, self._pending.popleft()
             with self.waiting():
-                agree = bool(result.addressable_shards[0].data)
+                agree = bool(pending.agree.addressable_shards[0].data)
             if not agree:
-                self._disagree(number, step, fields)
+                self._disagree(pending)
             if self.decisions.leads:
-                self.messages.forget(message)
+                self.messages.forget(pending.message)
 
-    def _disagree(self, number: int, step: str, fields: dict[str, int]) -> None:
-        where = f"step {number} ({step}): processes have different operands, no row was written: "
-        self.agree_on(f"digest/{number}", fields, where)
+    def _disagree(self, pending: PendingStep) -> None:
+        where = f"step {pending.number} ({pending.step}): processes have different operands, no row was written: "
+        self.agree_on(f"digest/{pending.number}", pending.fields, where)
         raise Disagreement(f"{where}other slot maps reached their devices")

@@ -51,6 +51,11 @@ class ResolvedParams(PlainSettings):
         changes = self.presence_penalty, self.frequency_penalty, self.logit_bias, self.min_tokens, self.bad_words
         return self.repetition_penalty != 1 or any(changes)
 
+    @property
+    def needs_output(self) -> bool:
+        """Whether a step needs all sampled tokens, for changes of logits or a mask."""
+        return self.changes_logits or self.masked
+
 
 @dataclass(frozen=True)
 class Request:

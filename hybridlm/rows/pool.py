@@ -75,7 +75,7 @@ class RowPool:
             shared: kept pages of one device, for the first positions.
         """
         rows, pages, needed = self.owner, self.page_owner, self._missing(positions)
-        home = self.page_device(shared[0]) if shared else None
+        home = self._home_of(shared)
         ready = [
             device
             for device in range(self.devices)
@@ -84,10 +84,13 @@ class RowPool:
         ]
         return sorted(ready, key=lambda device: (device == home, rows.free_in(device)), reverse=True)
 
+    def _home_of(self, shared: Sequence[Page]) -> int | None:
+        """Return the device of shared pages; None without any."""
+        return self.page_device(shared[0]) if shared else None
+
     def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
         """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        at_home = shared and device == self.page_device(shared[0])
-        return self._missing(positions) - (len(shared) if at_home else 0)
+        return self._missing(positions) - (len(shared) if device == self._home_of(shared) else 0)
 
     def free_pages(self, device: int) -> int:
         return 0 if self.page_owner is None else self.page_owner.free_in(device)
@@ -109,8 +112,7 @@ class RowPool:
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        at_home = shared and row // self._row_part == self.page_device(shared[0])
-        self._grow(row, positions, shared if at_home else ())
+        self._grow(row, positions, shared if row // self._row_part == self._home_of(shared) else ())
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
@@ -152,7 +154,7 @@ class RowPool:
         self._counts[row] = len(pages)
 
     def _missing(self, positions: int, row: int | None = None) -> int:
-        """Return the number of pages that a row, or a new one, lacks for its first positions."""
+        """Return the number of missing pages of a row, or of a new one."""
         pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
         return pages if row is None else max(0, pages - len(self._row_pages[row]))
 
@@ -179,8 +181,15 @@ class RowPool:
             for page in pages:
                 self.page_owner.release(page)
 
-    def reclaim(self) -> None:
-        """Release the rows and pages that an interrupt took from their sequences."""
+    def reclaim(self, held: int) -> bool:
+        """Release the rows and pages that an interrupt took from their sequences.
+
+        Args:
+            held: number of rows that sequences have.
+
+        Returns:
+            False if rows or pages are left that a traceback still holds.
+        """
         rows = self.owner.reclaim()
         for row in rows:
             self._release_pages(row)
@@ -188,6 +197,8 @@ class RowPool:
             self.page_owner.reclaim()
         if rows and not self.owner.held:
             self.vacate()
+        rights = 0 if self.page_owner is None else int(self.page_owner.counts().sum())
+        return len(self.owner.held) == held and rights == int(self._counts.sum()) + len(self._kept)
 
     def device_of(self, slot: Slot) -> int:
         return self.devices_of([slot])[0]

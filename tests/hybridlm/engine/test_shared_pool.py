@@ -76,6 +76,7 @@ def test_rows_and_pages_that_ctrl_c_took_from_their_sequence_are_free_again(
         pool = lm.engine.pool
         pool.check_integrity()
         assert not pool.owner.held and pool.free_pages(0) == PAGES
+        assert not lm.engine.interrupted, "later steps look for no lost rows"
     assert bits(lm.score(texts)) == want
 
 

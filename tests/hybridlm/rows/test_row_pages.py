@@ -200,3 +200,14 @@ def test_integrity_finds_every_fault(kind: str) -> None:
     change[kind]()
     with pytest.raises(ValueError):
         pool.check_integrity()
+
+
+def test_rows_are_reclaimed_when_no_traceback_holds_them() -> None:
+    """The pool is whole again when the last dropped row is found; rows of sequences stay."""
+    pool = pool_of(3)
+    row, lost = pool.acquire(KV_BLOCK), pool.acquire(2 * KV_BLOCK)
+    assert not pool.reclaim(1) and len(pool.owner.held) == 2
+    del lost
+    assert pool.reclaim(1) and len(pool.owner.held) == 1 and pool.free_pages(0) == 5
+    pool.check_integrity()
+    pool.release(row)

@@ -10,11 +10,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from command_line import run_command
 from text_checkpoint import SETTINGS, write_text_checkpoint
-from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.cli.main import app
 from hybridlm.scoring.pairs import encode_pair
 
 # Long because lm_eval and its dependencies take half a minute to install (.ci/long does). Warnings of their imports are
@@ -178,8 +177,7 @@ def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM,
 
     monkeypatch.setattr(cli_options, "load", lambda *args, **settings: lm)
     arguments = ["eval", "-m", "tiny", "-t", "kites,pages", "--include-path", str(tasks), "--limit", "2"]
-    result = CliRunner().invoke(app, [*arguments, "-o", str(tmp_path / "out.json"), "--samples"])
-    assert result.exit_code == 0, result.output
+    result = run_command(*arguments, "-o", tmp_path / "out.json", "--samples")
     assert "|kites|" in result.stdout and "word_perplexity" in result.stdout
     written = json.loads((tmp_path / "out.json").read_text())
     want = evaluated(HybridLM(lm), tasks, limit=2)
@@ -187,7 +185,7 @@ def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM,
         equal = {name: value for name, value in want["results"][task].items() if "stderr" not in name}
         assert {name: written["results"][task][name] for name in equal} == equal
     assert len(written["samples"]["pages"]) == 2
-    assert CliRunner().invoke(app, [*arguments[:3], "-t", "no_such_task"]).exit_code != 0
+    run_command(*arguments[:3], "-t", "no_such_task", code=1)
 
 
 def test_a_model_without_a_tokenizer_is_refused(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):

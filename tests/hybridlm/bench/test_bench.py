@@ -1,9 +1,7 @@
 """The benchmark without timing: arithmetic, table, picture, and one run on the embedded model."""
 
-import json
 import math
 import runpy
-import shutil
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Callable
 from functools import partial
@@ -13,7 +11,7 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from typer.testing import CliRunner
+from command_line import run_command
 
 import hybridlm
 import models
@@ -24,10 +22,7 @@ from hybridlm.bench.llama_cpp import LlamaCppSide, parse_table
 from hybridlm.bench.plot import plot
 from hybridlm.bench.profile import part_of, parts_of_instructions, self_times
 from hybridlm.bench.sides import SideFailed, Timing, in_turns, random_tokens
-from hybridlm.cli import bench
-from hybridlm.cli.main import app
-from hybridlm.programs.shapes import Shape
-from hybridlm.target_report.step_report import Floor, floor_of
+from hybridlm.target_report import Floor
 
 TABLE = """
 main: n_kv_max = 512
@@ -45,18 +40,6 @@ def test_floor_is_the_longer_of_reads_and_products() -> None:
     assert slow_memory.floor_seconds(floor) == pytest.approx(10e-3)
     slow_products = MachineLimits(read_bytes=1e15, float32_flops=1e9, bfloat16_flops=2e9)
     assert slow_products.floor_seconds(floor) == pytest.approx(2 * 2e6 * 2 / 2e9)
-
-
-def test_floor_of_the_embedded_model() -> None:
-    config = json.loads((demo.path() / "config.json").read_text())
-    lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
-    floor = floor_of(lm.engine, Shape("generate", 2, 1, 2), 129)
-    assert floor is not None
-    # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
-    state, token = 2 * 4 * (4 * 32 * 32 + 3 * 256), 2 * 2 * 32 * 4
-    # the cache's block that is read, and the token that is written
-    assert floor.moved == sum(array.nbytes for array in lm.params.values()) + 2 * (2 * state + (128 + 1) * token)
-    assert floor.flops > 2 * 2 * config["vocab_size"] * config["hidden_size"]
 
 
 def test_limits_are_measured() -> None:
@@ -143,34 +126,6 @@ def test_time_inside_a_loop_is_counted_once() -> None:
     assert self_times(events) == {"while": 4, "dot": 7, "add": 2}
 
 
-@pytest.mark.long
-def test_bench_of_the_embedded_model(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure_limits", lambda: MachineLimits(1e9, 1e9, 2e9))
-    picture, figures, copy = tmp_path / "picture.svg", tmp_path / "figures.json", tmp_path / "copy"
-    shutil.copytree(demo.path(), copy)
-    command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "4", "--rounds", "2", "--prompt", "8"]
-    command += ["--prefill", "12", "--context", "64", "--chunk", "8", "--profile", "--plot", str(picture)]
-    command += ["--beside", str(copy), "--json", str(figures), "--kernels", "off"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 0, result.output
-    for expected in (
-        "1.0 GB/s read",
-        "1 lanes: floor",
-        "decode",
-        "ms of prefill by part",
-        "ms of score",
-        "Mlp projection",
-        "host",
-        "hybridlm copy",
-    ):
-        assert expected in result.output
-    record = json.loads(figures.read_text())["measured"]
-    assert [item["what"] for item in record] == ["decode", "prefill", "score"]
-    for row in record:
-        assert {name: len(rounds) for name, rounds in row["seconds"].items()} == {"hybridlm": 2, "hybridlm copy": 2}
-    assert ElementTree.parse(picture).getroot().tag.endswith("svg")
-
-
 @pytest.mark.slow
 def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: pytest.MonkeyPatch) -> None:
     lm = hybridlm.load(demo.path(), lanes=2, compilation_cache=False)
@@ -187,40 +142,22 @@ def test_our_side_dispatches_a_step_before_it_reads_the_one_before(monkeypatch: 
     assert engine_side.last.tolist() == [completion.token_ids[-1] for completion in expected]
 
 
-@pytest.mark.slow
-def test_a_peer_that_crashes_is_left_out_of_the_table(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(bench, "measure_limits", lambda: MachineLimits(1e9, 1e9, 2e9))
-    program, figures, picture = tmp_path / "llama-batched-bench", tmp_path / "figures.json", tmp_path / "picture.svg"
-    program.write_text("#!/bin/sh\nkill -ILL $$\n")
-    program.chmod(0o755)
-    command = ["bench", "--model", str(demo.path()), "--lanes", "1", "--tokens", "2", "--rounds", "1", "--prompt", "4"]
-    command += [
-        "--context", "32", "--chunk", "8", "--kernels", "off", "--against", "llama.cpp", "--llama-bench",
-        str(program),
-    ]  # fmt: skip
-    command += ["--gguf", str(tmp_path / "demo-q8_0.gguf"), "--json", str(figures), "--plot", str(picture)]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 3 and "llama.cpp q8_0 is left out" in result.stderr and "SIGILL" in result.stderr
-    (measured,) = json.loads(figures.read_text())["measured"]
-    assert list(measured["seconds"]) == ["hybridlm"] and picture.exists()
-
-
 def test_compared_copies_need_different_names() -> None:
-    command = ["bench", "--model", str(demo.path()), "--beside", "a/int8", "--beside", "b/int8"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 1 and "--beside" in result.output
+    command = ["bench", "--model", demo.path(), "--beside", "a/int8", "--beside", "b/int8"]
+    result = run_command(*command, code=1)
+    assert "--beside" in result.output
 
 
 def test_a_context_that_is_too_short_is_refused() -> None:
-    result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), "--context", "40"])
-    assert result.exit_code == 1 and "context: expected at least 128" in result.output
+    result = run_command("bench", "--model", demo.path(), "--context", "40", code=1)
+    assert "context: expected at least 128" in result.output
 
 
 def test_a_peer_that_is_not_installed_is_named_before_anything_is_measured(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("hybridlm.errors.find_spec", lambda name: None if name == "transformers" else name)
-    command = ["bench", "--model", str(demo.path()), "--against", "transformers-float32"]
-    result = CliRunner().invoke(app, command)
-    assert result.exit_code == 1 and 'pip install "hybridlm[bench]"' in " ".join(result.output.split()), result.output
+    command = ["bench", "--model", demo.path(), "--against", "transformers-float32"]
+    result = run_command(*command, code=1)
+    assert 'pip install "hybridlm[bench]"' in " ".join(result.output.split()), result.output
 
 
 @pytest.mark.slow

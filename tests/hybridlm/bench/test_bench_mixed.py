@@ -5,7 +5,7 @@ import sys
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
+from command_line import run_command
 
 import hybridlm
 from hybridlm import demo
@@ -13,7 +13,6 @@ from hybridlm.bench.llama_cpp import LlamaServerSide
 from hybridlm.bench.mixed import OwnMixedSide, mixed_requests
 from hybridlm.bench.sides import SideFailed
 from hybridlm.bench.vllm_side import VllmSide
-from hybridlm.cli.main import app
 
 SERVER = """
 import json, sys
@@ -119,8 +118,7 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     options = ["--mixed", "--requests", "2", "--lanes", "2", "--rounds", "2", "--context", "64", "--json", str(figures)]
     peers = ["--against", "llama-server", "--llama-server", str(server), "--gguf", str(tmp_path / "demo-f32.gguf")]
     peers += ["--against", "vllm", "--vllm-python", str(ends)]
-    result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), *options, *peers])
-    assert result.exit_code == 3, result.output  # vllm is left out
+    run_command("bench", "--model", demo.path(), *options, *peers, code=3)  # vllm is left out
     measured = json.loads(figures.read_text())
     assert {name: len(rounds) for name, rounds in measured["seconds"].items()} == {"hybridlm": 2, "llama-server f32": 2}
     assert set(measured["shares"]["hybridlm"]) == {"prefill", "decode"}
@@ -141,5 +139,4 @@ def test_command_compares_engines_in_turns(tmp_path: Path) -> None:
     (["--llama-bench", "x"], "--llama-bench: expected --against llama.cpp with it"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together_are_refused(options: list[str], refused: str) -> None:
-    result = CliRunner().invoke(app, ["bench", "--model", str(demo.path()), *options])
-    assert result.exit_code == 1 and refused in result.output
+    assert refused in run_command("bench", "--model", demo.path(), *options, code=1).output

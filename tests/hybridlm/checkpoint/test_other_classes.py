@@ -7,14 +7,13 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from typer.testing import CliRunner
+from command_line import run_command
 
 import hybridlm
 from hybridlm import UnsupportedModel
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.checkpoint.saved.index import INDEX, digest, dump_index
-from hybridlm.cli.main import app
 from hybridlm.engine.abstract import abstract_engine
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -36,23 +35,15 @@ def encoder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return named(folder, architectures=[NAME])
 
 
-def verified(path: Path) -> None:
-    result = CliRunner().invoke(app, ["verify", "--abstract", "--config", str(path / "config.json")])
-    assert result.exit_code != 0
-    raise UnsupportedModel(f"{result.output} {result.exception}")
-
-
-def inspected(path: Path) -> None:
-    result = CliRunner().invoke(app, ["inspect", "--model", str(path)])
-    assert result.exit_code != 0
-    raise UnsupportedModel(f"{result.output} {result.exception}")
+def refused(*command: str | Path) -> None:
+    raise UnsupportedModel(run_command(*command, code=1).output)
 
 
 USES: dict[str, Callable[[Path], Any]] = {
     "load": lambda path: hybridlm.load(path, **SETTINGS),
     "abstract": lambda path: abstract_engine(path / "config.json"),
-    "verify": verified,
-    "inspect": inspected,
+    "verify": lambda path: refused("verify", "--abstract", "--config", path / "config.json"),
+    "inspect": lambda path: refused("inspect", "--model", path),
     "quantise": lambda path: quantise_checkpoint(path, path / "quantised", scheme="int8"),
 }
 

@@ -8,8 +8,8 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from command_line import run_command
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 import hybridlm
 import hybridlm.checkpoint.quantise as module
@@ -17,7 +17,6 @@ from hybridlm.checkpoint import CheckpointDirectory, CheckpointError, open_check
 from hybridlm.checkpoint.header_check import check
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.quantise import quantise_checkpoint
-from hybridlm.cli.main import app
 from hybridlm.quantised import dequantise, group_tensors, read_settings
 from hybridlm.quantised.codes import E2M1
 from hybridlm.quantised.rounding import RoundingScheme, rounding_scheme
@@ -252,9 +251,7 @@ def test_damaged_numbers_leave_nothing_behind(tmp_path: Path, scheme: str) -> No
 
 def test_command(tmp_path: Path) -> None:
     out = tmp_path / "out"
-    arguments = ["quantise", str(GOLDEN / "dense_interval"), str(out), "--scheme", "int4", "--group-size", "16"]
-    result = CliRunner().invoke(app, arguments)
-    assert result.exit_code == 0 and "9 matrices" in result.output, result.output
+    model, options = GOLDEN / "dense_interval", ("--scheme", "int4", "--group-size", "16")
+    assert "9 matrices" in run_command("quantise", model, out, *options).output
     assert len(opened(out).grouped.quantised) == 9
-    result = CliRunner().invoke(app, [*arguments[:2], str(tmp_path / "all"), *arguments[3:], "--mixers", "--head"])
-    assert result.exit_code == 0 and "9 matrices" not in result.output, result.output
+    assert "9 matrices" not in run_command("quantise", model, tmp_path / "all", *options, "--mixers", "--head").output

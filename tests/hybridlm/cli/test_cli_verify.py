@@ -3,42 +3,24 @@
 import re
 from html.parser import HTMLParser
 from pathlib import Path
-from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
-from typer.testing import CliRunner, Result
+from command_line import run_command
+from leaking_steps import plant_leak
 
-from hybridlm.cli.main import app
-from hybridlm.programs import programs
-from hybridlm.steps.score import score_step
-from hybridlm.steps.structure import Step
 from ir_passes import Certificate, Claim
 
 SMALL = ("--lanes", "2", "--context", "32", "--chunk", "4", "--dtype", "float32")
 
 
-def run(command: str, text_path: Path, *options: str) -> Result:
-    return CliRunner().invoke(app, [command, "--model", str(text_path), *SMALL, *options], catch_exceptions=False)
-
-
-def leaking_step(*settings: Any) -> Step:
-    right = score_step(*settings)
-
-    def step(params, pools, inputs):
-        return right(params, jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools), inputs)
-
-    return step
+def run(command: str, text_path: Path, *options: str | Path, code: int = 0) -> str:
+    return run_command(command, "--model", text_path, *SMALL, *options, code=code).output
 
 
 @pytest.mark.slow
 def test_every_step_is_verified(text_path: Path, tmp_path: Path) -> None:
-    result = run("verify", text_path, "--full", "--out", str(tmp_path / "new" / "folder"))
-    assert result.exit_code == 0, result.output
-    rows = re.findall(
-        r"(generate|verify|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", result.output
-    )
+    output = run("verify", text_path, "--full", "--out", tmp_path / "new" / "folder")
+    rows = re.findall(r"(generate|verify|score)\s*│\s*(\d+)\s*│\s*(\d+)\s*│\s*\d+\s*│\s*(\w+)\s*│\s*(\w+)", output)
     assert [row[:3] for row in rows] == [
         ("generate", "2", "4"),
         ("generate", "2", "1"),
@@ -46,8 +28,8 @@ def test_every_step_is_verified(text_path: Path, tmp_path: Path) -> None:
         ("score", "2", "4"),
     ]
     assert all(proved in ("yes", "reused") and audited == "yes" for *_, proved, audited in rows)
-    assert "all 4 steps are proved and audited" in result.output
-    assert Claim.NON_INTERFERENCE in result.output and "not covered:" in result.output
+    assert "all 4 steps are proved and audited" in output
+    assert Claim.NON_INTERFERENCE in output and "not covered:" in output
     report = [Certificate.from_json(path.read_text()) for path in sorted((tmp_path / "new" / "folder").iterdir())]
     assert [certificate.lanes for certificate in report] == [2, 2, 2, 2]
     assert all(certificate.holds for certificate in report)
@@ -55,14 +37,11 @@ def test_every_step_is_verified(text_path: Path, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 def test_failure_is_the_exit_status(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "score_step", leaking_step)
-    result = run("verify", text_path, "--full")
-    assert result.exit_code == 1
-    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
-    assert "1 of 4 steps failed" in result.output
-    line = leaking_step.__code__.co_firstlineno + 4
-    assert f"{Path(__file__).name}:{line}" in result.output
-    assert "The step is score 2x4 of 2" in result.output
+    leak = plant_leak(monkeypatch, "score_step")
+    output = run("verify", text_path, "--full", code=1)
+    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", output)
+    assert "1 of 4 steps failed" in output
+    assert leak in output and "The step is score 2x4 of 2" in output
 
 
 class Page(HTMLParser):
@@ -90,9 +69,8 @@ class Page(HTMLParser):
 @pytest.mark.slow
 def test_page(text_path: Path, tmp_path: Path) -> None:
     path = tmp_path / "page.html"
-    result = run("inspect", text_path, "--html", str(path))
-    assert result.exit_code == 0, result.output
-    assert "generate 2x1 of 2, certified" in result.output
+    output = run("inspect", text_path, "--html", path)
+    assert "generate 2x1 of 2, certified" in output
     text = path.read_text()
     page = Page()
     page.feed(text)
@@ -105,34 +83,32 @@ def test_page(text_path: Path, tmp_path: Path) -> None:
 
 
 def test_a_page_that_cannot_be_written_is_refused_before_the_model_is_loaded(tmp_path: Path) -> None:
-    result = run("inspect", Path("no-such-model"), "--html", str(tmp_path / "absent" / "page.html"))
-    assert result.exit_code == 1 and "absent: no such directory" in result.output
+    output = run("inspect", Path("no-such-model"), "--html", tmp_path / "absent" / "page.html", code=1)
+    assert "absent: no such directory" in output
 
 
 def test_inspection_in_words(text_path: Path) -> None:
-    result = run("inspect", text_path, "--step", "score")
-    assert result.exit_code == 0, result.output
-    state, _, step = result.output.partition("\n\n")
+    output = run("inspect", text_path, "--step", "score")
+    state, _, step = output.partition("\n\n")
     assert step.startswith("score 2x4 of 2\nstep: certified, 2 lanes")
     assert "1 x GatedDeltaNet recurrent: value_head*value*key*4 B = 8*8*16*4 B = 4,096 B" in state
     assert state.endswith("one sequence: 5,632 B and 128 B per token")
-    assert "scratch before fusion" in result.output
+    assert "scratch before fusion" in output
 
 
 @pytest.mark.slow
 def test_page_of_a_step_on_a_mesh(text_path: Path, tmp_path: Path) -> None:
     """Dependence is not measured on a mesh, because a device counts its own rows."""
-    result = run("inspect", text_path, "--mesh", "data=2", "--html", str(tmp_path / "page.html"))
-    assert result.exit_code == 0 and "generate 2x1 of 2, certified" in result.output, result.output
+    output = run("inspect", text_path, "--mesh", "data=2", "--html", tmp_path / "page.html")
+    assert "generate 2x1 of 2, certified" in output
     text = (tmp_path / "page.html").read_text()
     assert '<td class="apart">apart</td>' in text and "<small>same</small>" not in text
 
 
 def test_step_that_is_refused_is_shown(text_path: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "score_step", leaking_step)
-    result = run("inspect", text_path, "--step", "score", "--html", str(tmp_path / "page.html"))
-    assert result.exit_code == 0, result.output
-    assert "NOT CERTIFIED" in result.output
+    plant_leak(monkeypatch, "score_step")
+    output = run("inspect", text_path, "--step", "score", "--html", tmp_path / "page.html")
+    assert "NOT CERTIFIED" in output
     text = (tmp_path / "page.html").read_text()
     assert "NOT CERTIFIED" in text and "<h2>Faults</h2>" in text
     assert '<td class="open">open<small>changed</small></td>' in text

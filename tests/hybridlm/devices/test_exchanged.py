@@ -10,19 +10,18 @@ from typing import Any
 
 import pytest
 from exchanged import Devices, by_hand, counted, in_bytes, ways_of_experts, without_sources
-from paged_shapes import paged
+from planned_engines import planned_engine
 from published import QWEN3_5_35B
 from random_checkpoint import FAMILIES
 from tiny_variants import variant
 
 import hybridlm
-from hybridlm import EngineConfig
-from hybridlm.engine.abstract import abstract_engine
-from hybridlm.programs.shapes import Shape
 from ir_passes.jaxpr.collectives import bytes_sent
 from models import family_of
 
 LANES, TOKENS = 8, 5
+Step = tuple[Any, ...]
+"""Kind, lanes and tokens of a step, and its reported log-probabilities."""
 SIZES: dict[str, Any] = {"lanes": LANES, "context": 200, "dtype": "float32", "chunk": TOKENS}
 CASES: list[tuple[str, dict[str, Any], Devices]] = [
     *((name, fields, Devices(2, 2, 2)) for name, fields in FAMILIES.items()),
@@ -37,13 +36,14 @@ def fields_of(name: str, **fields: Any) -> dict[str, Any]:
     return {**variant(name).config, "vocab_size": 64, **fields}
 
 
-def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Shape, ...], **sizes: Any) -> None:
+def check(fields: dict[str, Any], devices: Devices, path: Path, steps: tuple[Step, ...], **sizes: Any) -> None:
     """Asserts that formula, compiled program and certificate agree, in bytes and in numbers."""
     path.write_text(json.dumps(fields))
-    engine = abstract_engine(path, EngineConfig(mesh=hybridlm.mesh(*devices), **sizes))
+    engine = planned_engine(path, mesh=hybridlm.mesh(*devices), **sizes)
     config = family_of(fields).read_config(fields)
-    for shape in shapes:
-        program = engine.program(paged(engine, shape))
+    for name, lanes, tokens, *top in steps:
+        shape = engine.shape(name, lanes, tokens, top=top[0] if top else None)
+        program = engine.program(shape)
         expected = by_hand(config, devices, shape.lanes, shape.tokens, shape.step, shape.top or 0)
         assert counted(program.compiled.as_text()) == in_bytes(expected)
         assert without_sources(program.certificate.collectives) == expected
@@ -53,29 +53,27 @@ def check(fields: dict[str, Any], devices: Devices, path: Path, shapes: tuple[Sh
 @pytest.mark.parametrize(("name", "fields", "devices"), CASES, ids=str)
 def test_formula_of_every_family(tmp_path: Path, name: str, fields: dict[str, Any], devices: Devices) -> None:
     """One token of each lane, and five."""
-    shapes = Shape("generate", LANES, 1, LANES), Shape("generate", LANES, TOKENS, LANES)
-    check(fields_of(name, **fields), devices, tmp_path / "config.json", shapes, **SIZES)
+    steps = ("generate", LANES, 1), ("generate", LANES, TOKENS)
+    check(fields_of(name, **fields), devices, tmp_path / "config.json", steps, **SIZES)
 
 
 @pytest.mark.slow
 def test_formula_of_scoring(tmp_path: Path) -> None:
     """Five numbers per token and the likeliest tokens replace logits; the step is planned."""
-    fields, devices, shape = fields_of("sparse_base"), Devices(2, 2, 2), Shape("score", LANES, TOKENS, LANES, top=3)
+    fields, devices = fields_of("sparse_base"), Devices(2, 2, 2)
     (tmp_path / "config.json").write_text(json.dumps(fields))
-    engine = abstract_engine(tmp_path / "config.json", EngineConfig(mesh=hybridlm.mesh(*devices), **SIZES))
-    planned = engine.planned(paged(engine, shape))
+    engine = planned_engine(tmp_path / "config.json", mesh=hybridlm.mesh(*devices), **SIZES)
+    planned = engine.planned(engine.shape("score", LANES, TOKENS, top=3))
     expected = by_hand(family_of(fields).read_config(fields), devices, LANES, TOKENS, "score", top=3)
     assert without_sources(planned.collectives) == expected
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", [
-    Shape("verify", LANES, TOKENS, LANES),
-    Shape("score", LANES, TOKENS, LANES, 0),
-    Shape("score", LANES, TOKENS, LANES, 3),
-], ids=str)  # fmt: skip
-def test_formula_of_scoring_and_of_drafts(tmp_path: Path, shape: Shape) -> None:
-    check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (shape,), **SIZES)
+@pytest.mark.parametrize(
+    "step", [("verify", LANES, TOKENS), ("score", LANES, TOKENS, 0), ("score", LANES, TOKENS, 3)], ids=str
+)
+def test_formula_of_scoring_and_of_drafts(tmp_path: Path, step: Step) -> None:
+    check(fields_of("sparse_base"), Devices(2, 2, 2), tmp_path / "config.json", (step,), **SIZES)
 
 
 def test_experts_are_summed_because_that_has_fewer_bytes() -> None:
@@ -95,8 +93,8 @@ def test_formula_at_the_width_of_a_published_model(tmp_path: Path) -> None:
     """Four layers of Qwen3.5-35B-A3B, one of them attention, with all experts and the vocabulary."""
     text = QWEN3_5_35B["text_config"]
     layers = {"num_hidden_layers": 4, "layer_types": text["layer_types"][:4]}
-    shapes = Shape("generate", 64, 1, 64), Shape("generate", 8, 256, 64)
-    check(QWEN3_5_35B | {"text_config": text | layers}, Devices(1, 4, 2), tmp_path / "config.json", shapes)
+    steps = ("generate", 64, 1), ("generate", 8, 256)
+    check(QWEN3_5_35B | {"text_config": text | layers}, Devices(1, 4, 2), tmp_path / "config.json", steps)
 
 
 @pytest.mark.long
@@ -104,9 +102,7 @@ def test_a_row_that_moves_is_summed_over_data(tmp_path: Path) -> None:
     """Each array of a row is one sum, at most a device's part."""
     path = tmp_path / "config.json"
     path.write_text(json.dumps(fields_of("olmo_base")))
-    engine = abstract_engine(
-        path, EngineConfig(lanes=8, context=200, dtype="float32", chunk=5, mesh=hybridlm.mesh(2, 2))
-    )
+    engine = planned_engine(path, mesh=hybridlm.mesh(2, 2), **SIZES)
     state, _, span, _ = engine.moves.shapes(8, engine.pages(8))
     sent = [counted(engine.program(shape).compiled.as_text()) for shape in (state, span)]
     devices = engine.placement.devices.model

@@ -9,19 +9,14 @@ from typing import Any
 
 import jax
 import pytest
+from command_line import run_command
+from leaking_steps import plant_leak
+from planned_engines import planned_engine
 from published import LFM2, PUBLISHED
-from typer.testing import CliRunner, Result
 
-from hybridlm.cli.main import app
-from hybridlm.devices.mesh import abstract_mesh
+from hybridlm.compiler.planned import PlannedStep
 from hybridlm.engine.abstract import SERVING, abstract_engine
-from hybridlm.engine.config import EngineConfig
-from hybridlm.programs import programs
-from hybridlm.programs.programs import PASSES
-from hybridlm.steps.score import score_step
-from hybridlm.steps.structure import Step
-from ir_passes import Claim, CompiledStep, NotCovered, compile_step
-from ir_passes.compile.planned_step import PlannedStep
+from ir_passes import Claim, NotCovered
 
 ROW = r"\s*│\s*".join((r"(generate|verify|score)", r"(\d+)", r"(\d*)", r"(\d+)", "yes", r"([\d,]+) B", r"([\d,]+) B"))
 # Three layers, of the kinds that LFM2 has.
@@ -31,18 +26,18 @@ SHALLOW = {name: value for name, value in LFM2.items() if name != "full_attn_idx
 }
 
 
-def run(*options: str) -> Result:
-    return CliRunner().invoke(app, ["verify", *options], catch_exceptions=False)
+def run(*options: str | Path, code: int = 0) -> str:
+    return run_command("verify", *options, code=code).output
 
 
 def ids(step: PlannedStep) -> set[str]:
     return {claim.id for claim in step.proved}
 
 
-def written(directory: Path, fields: dict[str, Any]) -> str:
+def written(directory: Path, fields: dict[str, Any]) -> Path:
     path = directory / "some.json"
     path.write_text(json.dumps(fields))
-    return str(path)
+    return path
 
 
 @pytest.fixture
@@ -58,9 +53,8 @@ def nothing_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.mark.slow
 def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> None:
-    result = run("--abstract", "--config", written(tmp_path, SHALLOW))
-    assert result.exit_code == 0, result.output
-    rows = re.findall(ROW, result.output)
+    output = run("--abstract", "--config", written(tmp_path, SHALLOW))
+    rows = re.findall(ROW, output)
     entries = [row[:3] for row in rows]
     assert entries == [
         ("generate", "8", "256"),
@@ -71,20 +65,18 @@ def test_steps_are_proved_and_planned(tmp_path: Path, nothing_runs: None) -> Non
     assert all(int(row[4].replace(",", "")) > 0 for row in rows)
     # 64 positions x 64 blocks of keys and values of 8 heads of 64, two convolutions of 2048 with 2 inputs, a token
     assert {row[5] for row in rows} == {f"{4096 * 2 * 8 * 64 * 4 + 2 * 2 * 2048 * 4 + 4:,}"}
-    assert "all 4 steps are proved; nothing was compiled" in result.output
-    assert Claim.NON_INTERFERENCE in result.output and NotCovered.COMPILED_PROGRAM in result.output
+    assert "all 4 steps are proved; nothing was compiled" in output
+    assert Claim.NON_INTERFERENCE in output and NotCovered.COMPILED_PROGRAM in output
 
 
 @pytest.mark.slow
 def test_sizes_are_options(tmp_path: Path) -> None:
     options = ("--lanes", "2", "--chunk", "4", "--context", "128", "--dtype", "float32")
-    engine = abstract_engine(
-        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
-    )
+    engine = planned_engine(written(tmp_path, SHALLOW), lanes=2, context=128, dtype="float32", chunk=4)
     assert {str(param.dtype) for param in engine.params} == {"float32"}
-    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
-    assert "rows of 128 positions" in result.output
-    assert [row[1:3] for row in re.findall(ROW, result.output)] == [
+    output = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    assert "rows of 128 positions" in output
+    assert [row[1:3] for row in re.findall(ROW, output)] == [
         ("2", "4"), ("2", "1"), ("2", "5"), ("2", "4"),
     ]  # fmt: skip
 
@@ -93,14 +85,10 @@ def test_sizes_are_options(tmp_path: Path) -> None:
 def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     """Sixteen absent devices: memory and traffic of each."""
     options = ("--lanes", "4", "--chunk", "4", "--context", "128", "--dtype", "float32", "--mesh", "data=2,model=8")
-    result = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
-    assert result.exit_code == 0, result.output
-    single = abstract_engine(
-        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=4, context=128, dtype="float32", chunk=4)
-    )
-    size = abstract_engine(
-        Path(written(tmp_path, SHALLOW)),
-        EngineConfig(lanes=4, context=128, dtype="float32", chunk=4, mesh=abstract_mesh(2, 8)),
+    output = run("--abstract", "--config", written(tmp_path, SHALLOW), *options)
+    single = planned_engine(written(tmp_path, SHALLOW), lanes=4, context=128, dtype="float32", chunk=4)
+    size = planned_engine(
+        written(tmp_path, SHALLOW), lanes=4, context=128, dtype="float32", chunk=4, mesh={"data": 2, "model": 8}
     )
     assert size.row_bytes_on_a_device == (single.row_bytes_on_a_device - 4) // 8 + 4
     norms = 7 * 2048 + 2 * 64
@@ -108,7 +96,7 @@ def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
     assert single.parameters_on_a_device == (count, 4 * count)
     assert size.parameters_on_a_device == ((count - norms) // 8 + norms, ((count - norms) // 8 + norms) * 4)
     # the embedding and six branches, of two lanes of 2048; the logits of 8192 tokens of two lanes
-    text = " ".join(result.output.split())
+    text = " ".join(output.split())
     assert "exchanged by generate 4x1: 7 x psum over model of 16384 bytes (float32) by each of 8 devices" in text
     assert "1 x all_gather over model of 65536 bytes (float32) by each of 8 devices" in text
     sent = 7 * 2 * 7 * 16384 // 8 + 7 * 65536
@@ -118,19 +106,10 @@ def test_devices_need_not_be_there(tmp_path: Path, nothing_runs: None) -> None:
 
 
 def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def leaking(*settings: Any) -> Step:
-        right = score_step(*settings)
-
-        def step(params, pools, inputs):
-            return right(params, jax.tree.map(lambda leaf: jax.numpy.roll(leaf, 1, axis=0), pools), inputs)
-
-        return step
-
-    monkeypatch.setattr(programs, "score_step", leaking)
-    result = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4")
-    assert result.exit_code == 1
-    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", result.output)
-    assert "The step is score 2x4 of 2 (lanes x tokens)." in result.output and "1 of 4 steps failed" in result.output
+    plant_leak(monkeypatch, "score_step")
+    output = run("--abstract", "--config", written(tmp_path, SHALLOW), "--lanes", "2", "--chunk", "4", code=1)
+    assert re.search(r"score\s*│\s*2\s*│\s*4\s*│\s*│\s*NO", output)
+    assert "The step is score 2x4 of 2 (lanes x tokens)." in output and "1 of 4 steps failed" in output
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -144,19 +123,16 @@ def test_leak_is_the_exit_status(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
     (("--abstract", "--config", "missing.json"), "missing.json: expected a file, found none"),
 ])  # fmt: skip
 def test_options_that_contradict_each_other(options: tuple[str, ...], message: str) -> None:
-    result = run(*options)
-    assert result.exit_code == 1 and message in result.output
+    output = run(*options, code=1)
+    assert message in output
 
 
 def test_plan_is_the_one_of_the_compiled_step(tmp_path: Path) -> None:
     """The same program, proof and arena as when the step is compiled."""
-    engine = abstract_engine(
-        Path(written(tmp_path, SHALLOW)), EngineConfig(lanes=2, context=128, dtype="float32", chunk=4)
-    )
+    engine = planned_engine(written(tmp_path, SHALLOW), lanes=2, context=128, dtype="float32", chunk=4)
     shape = engine.moves.shapes(2, engine.pages(2))[0]
     planned = engine.planned(shape)
-    step, contract = engine.programs.step(shape)
-    compiled: CompiledStep = compile_step(step, engine.example_arguments(shape), contract, passes=PASSES)
+    compiled = engine.program(shape)
     certificate = compiled.certificate
     assert (planned.equations, planned.plan.lower_bound) == (certificate.equations, compiled.plan.lower_bound)
     assert (planned.proved, planned.assumed) == (certificate.proved, certificate.assumed)
@@ -176,7 +152,7 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
     64 sequences decode, 8 prompts have 256 tokens; the verifying step commits accepted tokens.
     """
     start = time.process_time()
-    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    engine = planned_engine(written(tmp_path, PUBLISHED[name]))
     shapes = engine.shape("generate", 64, 1), engine.shape("generate", 8, 256), engine.shape("verify", 64, 5)
     planned = [engine.planned(shape) for shape in shapes]
     assert time.process_time() - start < 60
@@ -191,9 +167,9 @@ def test_published_models(tmp_path: Path, name: str, nothing_runs: None) -> None
 @pytest.mark.parametrize("name", WITH_HEAD)
 def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """The head drafts as many tokens as are verified; both steps are proved."""
-    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])), replace(SERVING, speculate="mtp"))
+    engine = abstract_engine(written(tmp_path, PUBLISHED[name]), replace(SERVING, speculate="mtp"))
     assert engine.mtp_drafts == 4
-    ordinary = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    ordinary = planned_engine(written(tmp_path, PUBLISHED[name]))
     assert engine.row_bytes_on_a_device > ordinary.row_bytes_on_a_device, "keys, values and a hidden state of the head"
     for shape in (engine.shape("generate", 64, 1, mtp_drafts=4), engine.shape("verify", 64, 5, mtp_drafts=4)):
         step = engine.planned(shape)
@@ -204,7 +180,7 @@ def test_published_models_with_their_head(tmp_path: Path, name: str, nothing_run
 @pytest.mark.parametrize("name", [IN_SHORT, *(pytest.param(name, marks=pytest.mark.long) for name in OTHERS)])
 def test_states_of_published_models_are_moved_by_proved_steps(tmp_path: Path, name: str, nothing_runs: None) -> None:
     """Out of a pool of 8 rows of the real sizes, and back into it."""
-    engine = abstract_engine(Path(written(tmp_path, PUBLISHED[name])))
+    engine = planned_engine(written(tmp_path, PUBLISHED[name]))
     shapes = engine.moves.shapes(8, engine.pages(8))
     assert len(shapes) == 4
     for shape in shapes:

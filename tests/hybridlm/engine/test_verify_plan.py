@@ -7,14 +7,11 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from paged_shapes import paged
+from planned_engines import planned_engine
 from published import PUBLISHED
+from recorded_calls import record_calls
 
-from hybridlm.engine.abstract import abstract_engine
-from hybridlm.engine.config import EngineConfig
 from hybridlm.families import LaneInfo, Recurrent, put_rows, take_rows
-from hybridlm.programs.shapes import Shape
-from ir_passes.proof import lane_proof
 
 LANES, TOKENS, LAYERS = 8, 5, 1
 FLOAT32 = 4
@@ -33,7 +30,7 @@ def config(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def needed_beside(config: Path) -> int:
     """Return scratch bytes of verification minus generation with equal numbers of tokens."""
-    engine = abstract_engine(config, EngineConfig(lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off"))
+    engine = planned_engine(config, lanes=LANES, context=256, dtype="float32", chunk=8, kernels="off")
     plans = [engine.planned(engine.shape(step, LANES, TOKENS, LANES)).plan for step in ("generate", "verify")]
     return plans[1].lower_bound - plans[0].lower_bound
 
@@ -76,12 +73,12 @@ def test_a_state_for_each_draft_is_seen(config: Path, monkeypatch: pytest.Monkey
     assert needed_beside(config) >= sizes(config)[1]
 
 
-@pytest.mark.parametrize("shape", [Shape("generate", 2, 1, 2), Shape("verify", 16, TOKENS, 16)], ids=str)
-def test_a_step_is_proved_once(config: Path, shape: Shape, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize(("step", "lanes", "tokens"), [("generate", 2, 1), ("verify", 16, TOKENS)])
+def test_a_step_is_proved_once(
+    config: Path, step: Any, lanes: int, tokens: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """No pass rewrites it: two reads or 16 slices are no lanes."""
-    proofs, prove = [], lane_proof.prove_jaxpr
-    monkeypatch.setattr(lane_proof, "prove_jaxpr", lambda *args: proofs.append(prove(*args)) or proofs[-1])
-    options = EngineConfig(lanes=shape.lanes, context=256, dtype="float32", chunk=8)
-    engine = abstract_engine(config, options)
-    assert engine.planned(paged(engine, shape)).plan.size > 0
+    proofs = record_calls(monkeypatch, "ir_passes.proof.lane_proof.prove_jaxpr")
+    engine = planned_engine(config, lanes=lanes, context=256, dtype="float32", chunk=8)
+    assert engine.planned(engine.shape(step, lanes, tokens)).plan.size > 0
     assert len(proofs) == 1

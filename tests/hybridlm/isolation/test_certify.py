@@ -3,32 +3,14 @@
 from pathlib import Path
 from typing import Any
 
-import jax
-import jax.numpy as jnp
 import pytest
+from leaking_steps import plant_leak
 
 import hybridlm
-from hybridlm.programs import programs
-from hybridlm.steps.generate import generate_step
-from hybridlm.steps.structure import Step
 from ir_passes import CertificationWarning, IsolationError
 
 PROMPTS = [[5, 9, 3], [7, 11, 2, 8]]
 SETTINGS: dict[str, Any] = {"lanes": 2, "context": 32, "dtype": "float32", "chunk": 4}
-
-
-def leaking_step(*settings: Any) -> Step:
-    """The generating step with a slip: every lane sees the state of its neighbour."""
-    right = generate_step(*settings)
-
-    def step(params, pools, inputs):
-        swapped = jax.tree.map(lambda leaf: jnp.roll(leaf, 1, axis=0), pools)  # the leak
-        return right(params, swapped, inputs)
-
-    return step
-
-
-LEAK = f"{Path(__file__).name}:{leaking_step.__code__.co_firstlineno + 5}"
 
 
 @pytest.mark.slow
@@ -47,28 +29,28 @@ def test_certificates_of_the_steps_that_ran(text_path: Path) -> None:
 
 
 def test_leaking_step_is_refused_at_first_use(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "generate_step", leaking_step)
+    leak = plant_leak(monkeypatch, "generate_step")
     lm = hybridlm.load(text_path, **SETTINGS)
     with pytest.raises(IsolationError) as raised:
         lm.generate(PROMPTS, max_tokens=2)
-    assert LEAK in str(raised.value)
+    assert leak in str(raised.value)
     assert any("generate 2x4 of 2" in note and "certify='warn'" in note for note in raised.value.__notes__)
     assert not lm.certificates and lm.stats["steps"] == 0
 
 
 def test_leaking_step_warns(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "generate_step", leaking_step)
+    leak = plant_leak(monkeypatch, "generate_step")
     lm = hybridlm.load(text_path, certify="warn", **SETTINGS)
     with pytest.warns(CertificationWarning) as warned:
         lm.generate(PROMPTS, max_tokens=1)
-    assert any(LEAK in str(finding.message) for finding in warned)
+    assert any(leak in str(finding.message) for finding in warned)
     (certificate,) = lm.certificates.values()
     assert certificate.faults and not certificate.holds
 
 
 @pytest.mark.slow
 def test_leaking_step_runs_unseen(text_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "generate_step", leaking_step)
+    plant_leak(monkeypatch, "generate_step")
     lm = hybridlm.load(text_path, certify="off", **SETTINGS)
     lm.generate(PROMPTS, max_tokens=1)
     (certificate,) = lm.certificates.values()

@@ -12,13 +12,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_command
 from comparison import TOLERANCES
 from random_checkpoint import write_random_checkpoint
 from run_together import PROMPTS, SETTINGS, everything
-from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.cli.main import app
 
 COUNT, TIMEOUT = 4, 20.0
 ROOT = Path(__file__).parents[3]
@@ -125,8 +124,7 @@ def test_a_process_that_dies_is_named_by_each_of_the_others(directory: Path, fau
     (["--timeout", "61", "--", "score"], "timeout: expected 1 to 60 seconds, got 61"),
 ])  # fmt: skip
 def test_other_commands_are_refused(arguments: list[str], expected: str) -> None:
-    output = CliRunner().invoke(app, ["launch", *arguments])
-    assert output.exit_code == 1 and expected in output.output
+    assert expected in run_command("launch", *arguments, code=1).output
 
 
 @pytest.mark.long

@@ -5,18 +5,13 @@ from typing import Any
 
 import pytest
 from engine_mutants.catalogue import COMMITTED
+from planned_engines import planned_engine
 from random_checkpoint import write_random_checkpoint
 from text_checkpoint import GOLDEN
 
-from hybridlm import EngineConfig
-from hybridlm.checkpoint.model import open_model
-from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.engine.abstract import abstract_engine
+from hybridlm.compiler.statements import MeasuredClaim, MeasuredFault
 from hybridlm.programs.kept_state import kept_state_findings
-from hybridlm.steps.structure import flatten
 from ir_passes import NotCovered
-from ir_passes.contract.statements import MeasuredClaim, MeasuredFault
-from models import Devices
 
 VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
@@ -33,17 +28,18 @@ FAULTS = {
 """Mutant -> the arrays that must be found wrong, and how."""
 
 
-def measured(directory: Path, devices: Devices = ONE_DEVICE.devices, tokens: int = 4) -> set[tuple[str, MeasuredFault]]:
-    _, family, config = open_model(directory)
-    structure, _ = flatten(family.abstract(config.shard(devices._replace(model=1, expert=1))))
-    findings = kept_state_findings(config, devices, structure, tokens)
+def measured(config: str | Path, model: int = 1, tokens: int = 4, **options: Any) -> set[tuple[str, MeasuredFault]]:
+    """Findings of a step of a configuration, on as many devices of the axis `model`."""
+    engine = planned_engine(config, lanes=2, context=256, dtype="float32", chunk=8, **options)
+    devices, whole = engine.placement.devices._replace(model=model), engine.row_arrays.model.config
+    findings = kept_state_findings(whole, devices, engine.programs.structure, tokens)
     return {(finding.where, MeasuredFault(finding.kind)) for finding in findings}
 
 
 @pytest.mark.parametrize("id", COMMITTED)
 def test_mutant_is_found(id: str, monkeypatch: pytest.MonkeyPatch) -> None:
     COMMITTED[id].fault(monkeypatch)
-    assert measured(GOLDEN) == FAULTS[id]
+    assert measured(GOLDEN.name) == FAULTS[id]
 
 
 def test_every_mutant_has_its_faults() -> None:
@@ -55,23 +51,20 @@ def test_every_mutant_has_its_faults() -> None:
 @pytest.mark.parametrize("name", sorted(path.name for path in GOLDEN.parent.iterdir()))
 def test_nothing_is_wrong_with_a_family(name: str, kernels: str) -> None:
     """Several calls' counts, and a shard of a mesh with whole layers."""
-    assert measured(GOLDEN.parent / name, ONE_DEVICE.devices._replace(kernels=kernels)) == set()
-    assert measured(GOLDEN.parent / name, Devices(model=2, kernels=kernels), 12) == set()
+    assert measured(name, kernels=kernels) == set()
+    assert measured(name, model=2, tokens=12, kernels=kernels) == set()
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", ["next_base", "dense_base"])
 def test_the_last_pair_of_a_head_is_written_by_the_next_step(name: str, tmp_path: Path) -> None:
-    _, family, config = open_model(write_random_checkpoint(name, tmp_path, head=True), head=True)
-    structure, _ = flatten(family.abstract(config))
-    assert kept_state_findings(config, ONE_DEVICE.devices, structure, 3) == ()
+    directory = write_random_checkpoint(name, tmp_path, head=True)
+    assert measured(directory / "config.json", tokens=3, speculate="mtp", draft_tokens=2) == set()
 
 
 def test_steps_that_are_not_run_are_not_claimed() -> None:
     """From config.json alone nothing can be run: `verify --abstract` and targets."""
-    engine = abstract_engine(
-        GOLDEN / "config.json", EngineConfig(lanes=2, context=256, dtype="float32", chunk=8, kernels="off")
-    )
+    engine = planned_engine(GOLDEN.name, lanes=2, context=256, dtype="float32", chunk=8, kernels="off")
     planned = engine.planned(engine.shape(**VERIFY))
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {certificate.id for certificate in planned.not_covered}
     assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {certificate.id for certificate in planned.proved}

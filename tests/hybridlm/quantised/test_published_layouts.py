@@ -9,14 +9,13 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 import pytest
+from command_line import run_command
 from quantised_checkpoint import LAYOUTS, Layout, Stored, config_group, modelopt, write_quantised
 from quantised_files import rewrite
-from typer.testing import CliRunner
 
 import hybridlm
 from hybridlm.checkpoint import LoadedWeights, load_parameters
 from hybridlm.checkpoint.model import open_model
-from hybridlm.cli.main import app
 from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -181,8 +180,8 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     rewrite(folder / "quantised" / "model.safetensors", change)
     (note,) = weights(folder / "quantised").report.notes
     assert note.startswith(f"{name}: 32 of its rows")
-    result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised")])
-    assert result.exit_code == 0, result.output
+    command = ("inspect", "--weights", "-m", folder / "quantised")
+    result = run_command(*command)
     rows = {line.split()[1]: line.split() for line in result.output.splitlines() if line.startswith("│")}
     # name, scheme, shape, MB, bits, rows of zeros
     assert "fp8-tensor" in rows[name] and "32" in rows[name]
@@ -190,8 +189,7 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     assert "BF16" in rows["model.layers.0.linear_attn.conv1d.weight"]
     assert "2" in rows["model.norm.weight"] and "2 weights are NaN or infinite" in result.stderr
     for options in (["--html", str(folder / "page.html")], ["--step", "score"], ["--target", "nvidia-h100"]):
-        result = CliRunner().invoke(app, ["inspect", "--weights", "-m", str(folder / "quantised"), *options])
-        assert result.exit_code == 1 and options[0] in result.output, "an option without effect"
+        assert options[0] in run_command(*command, *options, code=1).output, "an option without effect"
 
 
 def test_health_counts() -> None:

@@ -9,11 +9,10 @@ from pathlib import Path
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from command_line import run_command
 from safetensors.numpy import load_file, save_file
-from typer.testing import CliRunner
 
 import hybridlm
-from hybridlm.cli.main import app
 
 pytestmark = pytest.mark.long
 
@@ -48,8 +47,7 @@ def test_the_commands_of_the_page(root: Path, tmp_path: Path, monkeypatch: pytes
         local = (
             [] if "quantise" in words else ["--context", "256", "--chunk", "16", "--lanes", "4", "--dtype", "float32"]
         )
-        output = CliRunner().invoke(app, [*arguments, *local])
-        assert output.exit_code == 0, (command, output.output)
+        run_command(*arguments, *local)
         results.append(words[1])
     assert results == ["score", "embed", "score", "quantise", "divergence", "classify", "decide", "batch"]
     rows = {path.stem: [json.loads(line) for line in path.read_text().splitlines()] for path in Path().glob("*.jsonl")}

@@ -1,28 +1,24 @@
 """Steps that exchange dimensions of a real model's state are refused, even at equal sizes."""
 
 import json
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from planned_engines import planned_engine
 from tiny_variants import variant
 
-from hybridlm import EngineConfig
-from hybridlm.engine.abstract import abstract_engine
 from hybridlm.families import (
     LaneInfo,
     RecurrenceInputs,
     RecurrenceOutputs,
-    delta_rule,
-    layer_conv,
     put_rows,
-    ssd,
     take_rows,
 )
 from ir_passes import Claim, IsolationError, ViolationKind, prove_isolation
-from models.mixers.kv_cache import append_and_attend
 
 Write = Callable[..., Any]
 EIGHT = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 8}
@@ -46,25 +42,29 @@ def _transposed(right: Write) -> Write:
     return wrong
 
 
-def _swapped_heads(query: Any, key: Any, *rest: Any) -> Any:
+def _swapped_heads(right: Write) -> Write:
     """Keys of another head in each entry: heads and entries of a head change places."""
-    return append_and_attend(query, jnp.swapaxes(key, 2, 3), *rest)
+    return lambda query, key, *rest: right(query, jnp.swapaxes(key, 2, 3), *rest)
 
 
-def _swapped_caches(query: Any, key: Any, value: Any, *rest: Any) -> Any:
-    return append_and_attend(query, value, key, *rest)
+def _swapped_caches(right: Write) -> Write:
+    return lambda query, key, value, *rest: right(query, value, key, *rest)
 
 
-def _swapped_taps(x: Any, weight: Any, state: Any, info: LaneInfo, *rest: Any, **options: Any) -> Any:
+def _swapped_taps(right: Write) -> Write:
     """Taps and channels of a convolution state are swapped."""
-    y, new = layer_conv(x, weight, state, info, *rest, **options)
-    return y, _put(new, info.slots, info.lengths, lambda rows: rows.swapaxes(1, 2).reshape(rows.shape))
+
+    def wrong(x: Any, weight: Any, state: Any, info: LaneInfo, *rest: Any, **options: Any) -> Any:
+        y, new = right(x, weight, state, info, *rest, **options)
+        return y, _put(new, info.slots, info.lengths, lambda rows: rows.swapaxes(1, 2).reshape(rows.shape))
+
+    return wrong
 
 
 CASES = {
-    "gated delta": ("next_base", SQUARE, "models.ops.recurrences.delta_rule.delta_rule", _transposed(delta_rule)),
-    "kimi delta": ("kimi_base", {}, "models.ops.recurrences.delta_rule.delta_rule", _transposed(delta_rule)),
-    "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed(ssd)),
+    "gated delta": ("next_base", SQUARE, "models.ops.recurrences.delta_rule.delta_rule", _transposed),
+    "kimi delta": ("kimi_base", {}, "models.ops.recurrences.delta_rule.delta_rule", _transposed),
+    "mamba2": ("mamba2_base", {"state_size": 16}, "models.mixers.mamba2.ssd", _transposed),
     "heads of a cache": ("next_base", EIGHT, "models.mixers.attention.append_and_attend", _swapped_heads),
     "keys for values": ("next_base", {}, "models.mixers.attention.append_and_attend", _swapped_caches),
     "taps": ("next_base", {}, "models.mixers.recurrent.layer_conv", _swapped_taps),
@@ -76,7 +76,7 @@ def _proof(directory: Path, name: str, changes: dict[str, Any], tokens: int, ker
     suffix = "_text" if chosen.family.startswith("qwen3_5") else ""
     fields = dict(chosen.text) | changes | {"model_type": chosen.family + suffix, "dtype": "float32"}
     (directory / "config.json").write_text(json.dumps(fields))
-    engine = abstract_engine(directory / "config.json", EngineConfig(lanes=2, context=256, chunk=4, kernels=kernels))
+    engine = planned_engine(directory / "config.json", lanes=2, context=256, chunk=4, kernels=kernels)
     shape = engine.shape("generate", 2, tokens)
     step, contract = engine.programs.step(shape)
     return prove_isolation(step, engine.example_arguments(shape), contract)
@@ -90,7 +90,8 @@ def test_a_state_in_another_order_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, kernels: str, tokens: int
 ) -> None:
     name, changes, function, wrong = CASES[case]
-    monkeypatch.setattr(function, wrong)
+    module, _, attribute = function.rpartition(".")
+    monkeypatch.setattr(function, wrong(getattr(sys.modules[module], attribute)))
     with pytest.raises(IsolationError) as refused:
         _proof(tmp_path, name, changes, tokens, kernels)
     assert {violation.kind for violation in refused.value.violations} == {ViolationKind.DIMENSIONS}

@@ -18,16 +18,13 @@ import pytest
 from gguf_checkpoint import OF, write_gguf
 from jax.experimental import topologies
 from jax_settings import jax_settings
-from typer.testing import CliRunner, Result
 
-from hybridlm import EngineConfig
+import hybridlm
+from hybridlm import EngineConfig, demo
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli import verify_report
-from hybridlm.cli.main import app
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
 from hybridlm.programs.shapes import Shape
-from hybridlm.progress import counting_progress
 from hybridlm.rows.parts import PartShape
 from hybridlm.target_report import TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
@@ -36,7 +33,6 @@ from ir_passes.compile import exported
 from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir
 from ir_passes.targets import TargetError, read_target
-from ir_passes.targets.kernel_limits import KernelResources
 from ir_passes.targets.target import NO_TPU
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
@@ -325,78 +321,16 @@ def test_progress_is_told_before_each_step(folder: Path) -> None:
     assert events == [(0, "generate 4x1 of 4"), (1, "keep a state of 4")]
 
 
-def run(*options: str) -> Result:
-    sizes = ("--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32")
-    return CliRunner().invoke(app, ["verify", *options, *sizes], catch_exceptions=False)
-
-
 CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
 
 
-@pytest.mark.slow
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
-    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
-    result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
-    assert result.exit_code == 0, result.output
-    assert "generate 4x1 of 4" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
-    assert "GFLOP" in result.output and "…" not in result.output
-    assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
-        "generate-4x1-of-4.json",
-        "keep-a-state-of-4.json",
-    ]
-    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    report = from_json(TargetReport, result.output)
-    assert result.exit_code == 0 and report.good and len(report.steps) == 2
-    small = replace(read_target("nvidia-h100"), memory=1000)
-    monkeypatch.setattr(verify_report, "read_target", lambda name: small)
-    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
-
-
-@pytest.mark.parametrize(("spilled", "status"), [(0, 0), (64, 0), (132, 1)])
-def test_kernels_that_spill_are_named_and_refused_above_the_limit(
-    spilled: int, status: int, monkeypatch: pytest.MonkeyPatch, folder: Path
-) -> None:
-    report = report_on(engine(), SHAPES[:1])
-    kernels = (KernelResources("small_kernel", 128, 40, 0), KernelResources("wide_kernel", 128, 255, spilled))
-    step = replace(report.steps[0], resources=kernels)
-    monkeypatch.setattr(verify_report, "report_on", lambda *args: replace(report, steps=(step,)))
-    result = run(*CONFIG, "--target", "nvidia-h100")
-    assert result.exit_code == status and "small_kernel" not in result.output
-    line = f"wide_kernel stores {spilled} bytes of 255 registers of each of 128 threads to memory"
-    assert (line in result.output) == (spilled > 0)
-    assert ("wide_kernel: 132 spilled bytes of a thread, expected at most 128" in result.output) == (status == 1)
-
-
-@pytest.mark.parametrize(("options", "message"), [
-    (("--target", "nvidia-h100"), "--model or --config, got neither"),
-    ((*CONFIG, "--model", "m", "--target", "nvidia-h100"), "got both"),
-    ((*CONFIG, "--target", "h100"), "expected one of nvidia-a100"),
-    ((*CONFIG, "--target", "nvidia-h100", "--explain"), "--explain: not with --target"),
-    ((*CONFIG, "--abstract", "--json"), "--json: needs --target"),
-])  # fmt: skip
-def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
-    result = run(*options)
-    assert result.exit_code == 1 and message in result.output
-
-
-def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    path, page, labels = GOLDEN / "sparse_base", tmp_path / "step.html", list[str]()
-
-    def noted(show: bool | None, label: str, total: int) -> Any:
-        labels.append(label)
-        return counting_progress(show, label, total)
-
-    monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
-    result = CliRunner().invoke(
-        app,
-        ["inspect", "--model", str(path), "--target", "nvidia-h100:2", "--mesh", "expert=2", "--html", str(page)]
-        + ["--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32"],
-        catch_exceptions=False,
-    )
-    assert result.exit_code == 0, result.output
-    assert labels == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
-    text = page.read_text()
-    assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
-    assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"
+def test_floor_of_the_embedded_model() -> None:
+    config = json.loads((demo.path() / "config.json").read_text())
+    lm = hybridlm.load(demo.path(), lanes=1, compilation_cache=False)
+    floor = floor_of(lm.engine, Shape("generate", 2, 1, 2), 129)
+    assert floor is not None
+    # two recurrent layers: 4 heads of 32 x 32, and 3 taps of 256 channels; one attention layer: 2 heads of 32
+    state, token = 2 * 4 * (4 * 32 * 32 + 3 * 256), 2 * 2 * 32 * 4
+    # the cache's block that is read, and the token that is written
+    assert floor.moved == sum(array.nbytes for array in lm.params.values()) + 2 * (2 * state + (128 + 1) * token)
+    assert floor.flops > 2 * 2 * config["vocab_size"] * config["hidden_size"]

@@ -11,6 +11,7 @@ from hybridlm.checkpoint.model import (
     has_head,
     head_tensors,
     open_checkpoint,
+    open_model,
     stored_dtype,
 )
 from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors

@@ -8,12 +8,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_command
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm import CheckpointError
-from hybridlm.checkpoint.quantise import quantise_checkpoint
 from hybridlm.files.parts import Parts
 
 ROW = 60
@@ -193,7 +193,7 @@ def test_a_model_of_files_that_changed_is_neither_saved_nor_merged_into(
 def test_packed_weights(base: Path, tmp_path: Path) -> None:
     """One scale differs; and the same weights, packed or dequantised."""
     settings = {**SETTINGS, "dtype": "bfloat16"}
-    quantise_checkpoint(base, tmp_path / "one", scheme="int8", head=True)
+    run_command("quantise", base, tmp_path / "one", "--scheme", "int8", "--head")
     copied(tmp_path / "one", tmp_path / "two")
     tensors = load_file(tmp_path / "two" / "model.safetensors")
     name = max((name for name in tensors if name.endswith("_scale")), key=lambda name: tensors[name].size)

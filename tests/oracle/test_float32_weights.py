@@ -9,8 +9,7 @@ import torch
 from safetensors.numpy import load_file, save_file
 from transformers import AutoModelForCausalLM
 
-from hybridlm.checkpoint import load_parameters
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import load_parameters, open_model
 
 pytestmark = pytest.mark.oracle
 

@@ -6,9 +6,9 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_command
 
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint
-from hybridlm.checkpoint.quantise import quantise_checkpoint
 
 pytestmark = pytest.mark.oracle
 GOLDEN = Path(__file__).resolve().parents[1] / "golden"
@@ -28,7 +28,8 @@ def test_copies_are_read(tmp_path: Path, golden: str, name: str, group: int | No
     from safetensors.torch import load_file
 
     out = tmp_path / "out"
-    quantise_checkpoint(GOLDEN / golden, out, scheme=name, group_size=group, mixers=every, head=every)
+    options = [*(["--group-size", str(group)] if group else []), *(["--mixers", "--head"] if every else [])]
+    run_command("quantise", GOLDEN / golden, out, "--scheme", name, *options)
     original, stream = open_checkpoint(GOLDEN / golden), open_checkpoint(out)
     assert isinstance(stream, CheckpointDirectory) and isinstance(original, CheckpointDirectory)
     settings = json.loads((out / "config.json").read_text())["quantization_config"]

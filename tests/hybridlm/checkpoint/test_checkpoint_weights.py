@@ -24,18 +24,17 @@ from hybridlm.checkpoint import (
 from hybridlm.checkpoint.model import open_model
 from hybridlm.checkpoint.safetensors import ArrayFile
 from hybridlm.checkpoint.shards import dotted
-from hybridlm.families import rows
+from hybridlm.families import expert_matrices, rows
 from models import Family, Weight, WeightSource
-from models.weights.sources import stacked
 
 E, F, H = 3, 4, 2
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
-FUSED = "model.mlp.experts.gate_up"
+FUSED, EXPERT = "model.mlp.experts.gate_up", "model.mlp.experts"
 SPLIT = [[f"model.mlp.experts.{e}.{part}.weight" for part in ("gate", "up")] for e in range(E)]
 
 
 def _experts() -> Weight:
-    return Weight(("mlp", 0, "gate_up"), (E, 2 * F, H), (WeightSource({FUSED: (E, 2 * F, H)}), stacked(SPLIT, (F, H))))
+    return Weight(("mlp", 0, "gate_up"), (E, 2 * F, H), expert_matrices(FUSED, EXPERT, ("gate", "up"), E, (F, H)))
 
 
 def _weights(_: Any) -> list[Weight]:

@@ -23,7 +23,6 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     open_directory,
 )
-from hybridlm.files import atomic
 
 SIZE = 3 * fingerprint.BLOCK + 5
 """Bytes of a tensor of several blocks, with a partial last block."""
@@ -54,7 +53,7 @@ def of(path: Path) -> str:
 @pytest.fixture
 def settled(monkeypatch: pytest.MonkeyPatch) -> None:
     """Take files of this moment for old ones."""
-    monkeypatch.setattr(atomic, "SETTLED_NS", 0)
+    monkeypatch.setattr("hybridlm.files.atomic.SETTLED_NS", 0)
 
 
 def test_every_block_of_a_tensor_counts(tmp_path: Path) -> None:

@@ -11,8 +11,6 @@ from huggingface_hub import errors
 
 from hybridlm.checkpoint import CheckpointError, resolve
 from hybridlm.checkpoint.hub import FILES, IGNORED
-from hybridlm.checkpoint.saved.index import _small_fault
-from hybridlm.checkpoint.saved.write import copy_small_files
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
@@ -166,18 +164,3 @@ def test_offline(tmp_path: Path, root: Path) -> None:
     for message in messages:
         assert "nor complete in the Hub's cache" in message and "hf download org/" in message
     assert len(messages) == 2
-
-
-def test_templates_of_a_folder_are_saved_and_checked(tmp_path: Path) -> None:
-    source, saved = tmp_path / "source", tmp_path / "saved"
-    (source / "additional_chat_templates").mkdir(parents=True)
-    saved.mkdir()
-    for name in ("config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja", "run.py"):
-        (source / name).write_text(name)
-    files = copy_small_files(source, saved)
-    assert set(files) == {"config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja"}
-    assert [_small_fault(saved, name, expected) for name, expected in files.items()] == [None] * 3
-    (saved / "additional_chat_templates/tool_use.jinja").write_text("x")
-    assert [_small_fault(saved, name, expected) for name, expected in files.items()].count(None) == 2
-    for name in ("../config.json", "/etc/passwd", "a/b/c", ""):
-        assert "expected a file of this folder" in str(_small_fault(saved, name, ""))

@@ -8,13 +8,12 @@ from typing import Any
 
 import pytest
 from command_line import run_command
+from planned_engines import planned_engine
 
 import hybridlm
 from hybridlm import UnsupportedModel
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.checkpoint.quantise import quantise_checkpoint
-from hybridlm.checkpoint.saved.index import INDEX, digest, dump_index
-from hybridlm.engine.abstract import abstract_engine
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NAME = "Lfm2BidirectionalModel"
@@ -41,7 +40,7 @@ def refused(*command: str | Path) -> None:
 
 USES: dict[str, Callable[[Path], Any]] = {
     "load": lambda path: hybridlm.load(path, **SETTINGS),
-    "abstract": lambda path: abstract_engine(path / "config.json"),
+    "abstract": lambda path: planned_engine(path / "config.json"),
     "verify": lambda path: refused("verify", "--abstract", "--config", path / "config.json"),
     "inspect": lambda path: refused("inspect", "--model", path),
     "quantise": lambda path: quantise_checkpoint(path, path / "quantised", scheme="int8"),
@@ -63,18 +62,6 @@ def test_update(encoder: Path) -> None:
     with pytest.raises(UnsupportedModel, match=NAME):
         lm.update(encoder)
     assert lm.fingerprint == fingerprint
-
-
-def test_saved_model(tmp_path: Path) -> None:
-    """As an earlier version saved one."""
-    hybridlm.load(GOLDEN / "lfm2_base", **SETTINGS).save(tmp_path / "m")
-    named(tmp_path / "m", architectures=[NAME])
-    index = json.loads((tmp_path / "m" / INDEX).read_text())
-    del index["sha256"]
-    index["files"]["config.json"] = digest((tmp_path / "m" / "config.json").read_bytes())
-    (tmp_path / "m" / INDEX).write_bytes(dump_index({**index, "sha256": digest(dump_index(index))}))
-    with pytest.raises(UnsupportedModel, match=NAME):
-        hybridlm.load(tmp_path / "m", **SETTINGS)
 
 
 def test_faults_of_files_and_the_class_are_reported_together(encoder: Path, tmp_path: Path) -> None:

@@ -9,13 +9,12 @@ from typing import Any
 import ml_dtypes
 import numpy as np
 import pytest
+from planned_engines import planned_engine
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm import EngineConfig
 from hybridlm.checkpoint import CheckpointError, LoadedWeights, OpenModel, load_parameters, open_checkpoint
-from hybridlm.devices.placement import ONE_DEVICE
 from models import family_of
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
@@ -169,6 +168,5 @@ def test_names_of_shards_are_free(base: Path, tmp_path: Path, pattern: str) -> N
 def test_mamba2_has_no_longest_context() -> None:
     fields = json.loads((GOLDEN / "mamba2_base" / "config.json").read_text())
     assert "max_position_embeddings" not in fields
-    options = EngineConfig(lanes=1, context=40_000, chunk=128)
-    settings = options.resolved(family_of(fields).read_config(fields), "float32", ONE_DEVICE)
-    assert (settings.context, settings.chunk) == (40_000, 128)
+    engine = planned_engine("mamba2_base", lanes=1, context=40_000, chunk=128)
+    assert (engine.context, engine.chunk) == (40_000, 128)

@@ -20,7 +20,7 @@ from quantised_checkpoint import (
     write_tensors,
 )
 
-from hybridlm.checkpoint.directory import open_directory
+from hybridlm.checkpoint import open_directory
 from hybridlm.quantised import read_settings
 
 NAME = "model.layers.0.mlp.up_proj.weight"

@@ -15,8 +15,7 @@ import numpy as np
 import pytest
 from quantised_checkpoint import Stored, write_tensors
 
-from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_model, open_safetensors
 from models import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_quantised"

@@ -7,8 +7,7 @@ import pytest
 from quantised_checkpoint import LAYOUTS, named, write_quantised
 from quantised_files import group
 
-from hybridlm.checkpoint import load_parameters
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import load_parameters, open_model
 from hybridlm.quantised import SCHEMES, contradictions, dequantise, read_settings
 from hybridlm.quantised.codes import float4_e2m1, float8_e4m3, float8_e8m0, packed_integers
 

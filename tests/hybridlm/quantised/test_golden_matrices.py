@@ -1,18 +1,13 @@
 """Matrices that bitsandbytes and torchao stored (tests/golden_matrices): the bits of the numbers that they make."""
 
 from pathlib import Path
-from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_weights import packed_from_file
 
 from hybridlm.checkpoint import ArrayFile, open_safetensors
-from hybridlm.checkpoint.packed.layout import packed_layout
-from hybridlm.checkpoint.shards import Shards
 from hybridlm.quantised import Hints, QuantisedTensor, dequantise, group_tensors
-from hybridlm.quantised.packed import pack, packed_form
-from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden_matrices"
 SCHEMES = {
@@ -48,14 +43,7 @@ def test_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
 @pytest.mark.parametrize("name", [name for name in SCHEMES if not name.startswith(("nf4", "fp4"))])
 def test_packed_numbers_are_the_librarys_bit_for_bit(name: str) -> None:
     tensor, file, expected = read(name)
-    form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
-    assert form is not None
-    packed = pack(tensor, file.read_stored, form)
-    layout = packed_layout(form, Shards(tensor.shape), "float32", "whole")
-    assert layout is not None
-    parts: Any = [jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero")]
-    weight = QuantisedWeight(parts[0], parts[1], parts[2], parts[3], form.kind, "float32")
-    assert layout.types().nbytes == weight.nbytes
+    weight = packed_from_file(tensor, file, products="whole")
     # A zero point is stored where the library stores one that is not zero.
-    assert ("zero" in packed) == (name.endswith("zeros") or name.startswith("int4"))
+    assert (weight.zero is not None) == (name.endswith("zeros") or name.startswith("int4"))
     np.testing.assert_array_equal(np.asarray(weight.numbers()).astype(expected.dtype), expected)

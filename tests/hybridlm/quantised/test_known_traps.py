@@ -16,8 +16,7 @@ from quantised_checkpoint import LAYOUTS, Layout, Stored, write_quantised
 from quantised_files import rewrite
 from random_checkpoint import write_random_checkpoint
 
-from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_model, open_safetensors
 from models import ConfigError
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"

@@ -10,8 +10,7 @@ import pytest
 from random_checkpoint import write_random_checkpoint
 from safetensors.numpy import load_file, save_file
 
-from hybridlm.checkpoint import CheckpointError, load_parameters
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_model
 from hybridlm.quantised import read_settings
 
 Tensors = dict[str, np.ndarray]

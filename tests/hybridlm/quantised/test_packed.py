@@ -1,23 +1,19 @@
 """Weights that stay packed: the numbers of their dequantised form, product by product."""
 
 from pathlib import Path
-from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_weights import packed_from_file
 from quantised_checkpoint import LAYOUTS, named
 from quantised_files import group
 
-from hybridlm.checkpoint import ArrayFile, Shards
-from hybridlm.checkpoint.packed.layout import packed_layout
+from hybridlm.checkpoint import ArrayFile
 from hybridlm.families import linear
 from hybridlm.quantised import QuantisedTensor, dequantise
-from hybridlm.quantised.packed import pack, packed_form
-from models.ops import quantised_weight
-from models.ops.linear import dot
-from models.ops.quantised_weight import QuantisedWeight
+from hybridlm.quantised.packed import packed_form
 
 PACKED = [name for name in LAYOUTS if not name.endswith(("order", "int3")) and not name.startswith(("nf4", "fp4"))]
 
@@ -29,35 +25,19 @@ def read(tmp_path: Path, layout: str, size: tuple[int, int]) -> tuple[QuantisedT
     return grouped.quantised["a.weight"], file
 
 
-def weight_of(tensor: QuantisedTensor, file: ArrayFile, dtype: str = "float32") -> QuantisedWeight:
-    form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
-    assert form is not None
-    packed = pack(tensor, file.read_stored, form)
-    layout = packed_layout(form, Shards(tensor.shape), dtype, "in blocks")
-    assert layout is not None
-    typed = layout.types()
-    parts: Any = [jnp.asarray(packed[role]) if role in packed else None for role in ("codes", "scale", "whole", "zero")]
-    weight = QuantisedWeight(parts[0], parts[1], parts[2], parts[3], form.kind, dtype)
-    assert typed.nbytes == weight.nbytes
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), typed
-    )
-    return weight
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("layout", PACKED)
 @pytest.mark.parametrize("size", [(48, 160), (160, 320)], ids=str)
 def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
     tensor, file = read(tmp_path, layout, size)
     expected = dequantise(tensor, file.read_stored)
-    weight = weight_of(tensor, file)
+    weight = packed_from_file(tensor, file)
     assert weight.shape == size
     # A divisor is inverted once, when the weight is read.
     np.testing.assert_allclose(
         jax.jit(lambda packed_weight: packed_weight.numbers())(weight), expected, rtol=2**-23 if tensor.divided else 0
     )
-    narrow = weight_of(tensor, file, "bfloat16")
+    narrow = packed_from_file(tensor, file, "bfloat16")
     if not tensor.divided:
         np.testing.assert_array_equal(narrow.numbers(), jnp.asarray(expected).astype(jnp.bfloat16))
 
@@ -67,16 +47,16 @@ def test_numbers(tmp_path: Path, layout: str, size: tuple[int, int]) -> None:
 @pytest.mark.parametrize("rows", [1, 3, 40])
 def test_products_and_rows(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, layout: str, rows: int) -> None:
     # Several blocks; the last one overlaps its predecessor.
-    monkeypatch.setattr(quantised_weight, "MAX_BLOCK_NUMBERS", 160 * 10)
+    monkeypatch.setattr("models.ops.quantised_weight.MAX_BLOCK_NUMBERS", 160 * 10)
     tensor, file = read(tmp_path, layout, (48, 160))
     x = jnp.asarray(np.random.default_rng(0).normal(size=(rows, 160)), jnp.float32)
     ids = jnp.array([[5, 47], [0, -1], [48, 5]])
     for dtype in ("float32", "bfloat16"):
-        weight = weight_of(tensor, file, dtype)
+        weight = packed_from_file(tensor, file, dtype)
         plain = jnp.asarray(dequantise(tensor, file.read_stored)).astype(dtype)
         product = jax.jit(linear)(x, weight)
-        np.testing.assert_allclose(product, dot(x, plain), rtol=2e-6, atol=2e-5)
-        table_rows = jax.jit(QuantisedWeight.take)(weight, ids)
+        np.testing.assert_allclose(product, linear(x, plain), rtol=2e-6, atol=2e-5)
+        table_rows = jax.jit(type(weight).take)(weight, ids)
         valid = np.array([[True, True], [True, False], [False, True]])
         assert np.isnan(np.asarray(table_rows)[~valid]).all()
         expected = np.asarray(weight.numbers().astype(jnp.float32))[[5, 47, 0, 5]]
@@ -98,7 +78,7 @@ def test_zero_points_of_floats_are_left_out(tmp_path: Path, layout: str) -> None
     grouped, file = group(tmp_path, named("a.weight", {**tensors, "_zero_point": points}), config)
     tensor = grouped.quantised["a.weight"]
     assert "zero" in tensor.parts
-    weight = weight_of(tensor, file)
+    weight = packed_from_file(tensor, file)
     assert weight.zero is None
     np.testing.assert_allclose(weight.numbers(), dequantise(tensor, file.read_stored), rtol=2**-23)
 
@@ -109,4 +89,4 @@ def test_blocks_that_columns_do_not_fill(tmp_path: Path, columns: int, groups: i
     form = packed_form(tensor, "F32", file.read_stored)
     assert (None if form is None else form.groups) == groups
     if groups is not None:
-        np.testing.assert_array_equal(weight_of(tensor, file).numbers(), dequantise(tensor, file.read_stored))
+        np.testing.assert_array_equal(packed_from_file(tensor, file).numbers(), dequantise(tensor, file.read_stored))

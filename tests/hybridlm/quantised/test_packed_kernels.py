@@ -5,11 +5,11 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import run_command
+from packed_weights import packed_names
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
-from hybridlm.checkpoint.quantise import quantise_checkpoint
-from models.ops.quantised_weight import QuantisedWeight
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -22,9 +22,9 @@ def copies(folder: Path, name: str, scheme: str) -> tuple[hybridlm.LM, hybridlm.
     """A quantised copy of a model with some wide matrices, packed and dequantised."""
     fields: dict[str, Any] = {"hidden_size": 256, "num_hidden_layers": 2, "full_attention_interval": 2}
     write_random_checkpoint(name, folder / "plain", **fields)
-    quantise_checkpoint(folder / "plain", folder / "copy", scheme=scheme)
+    run_command("quantise", folder / "plain", folder / "copy", "--scheme", scheme)
     packed = hybridlm.load(folder / "copy", **SETTINGS)
-    assert any(isinstance(array, QuantisedWeight) for array in packed.params.values())
+    assert packed_names(packed.params)
     return packed, hybridlm.load(folder / "copy", dequantise="bfloat16", **SETTINGS)
 
 

@@ -10,14 +10,13 @@ import jax
 import numpy as np
 import pytest
 from command_line import run_command
+from packed_weights import packed_names
 from quantised_checkpoint import LAYOUTS, Layout, Stored, config_group, modelopt, write_quantised
 from quantised_files import rewrite
 
 import hybridlm
-from hybridlm.checkpoint import LoadedWeights, load_parameters
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import LoadedWeights, load_parameters, open_model
 from hybridlm.quantised.health import clipped_groups, lost_rows, zero_rows
-from models.ops.quantised_weight import QuantisedWeight
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 NVFP4, FP8 = LAYOUTS["modelopt-nvfp4"], LAYOUTS["modelopt-fp8"]
@@ -149,7 +148,7 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
     prompts, texts, logprobs, sizes = [[3, 5, 7], [11, 2]], [], [], []
     for dequantise in (None, "bfloat16"):
         lm = hybridlm.load(folder / "quantised", lanes=2, context=32, dequantise=dequantise, progress=False)
-        packed = [path for path, array in lm.params.items() if isinstance(array, QuantisedWeight)]
+        packed = packed_names(lm.params)
         assert bool(packed) == (dequantise is None)
         texts.append([lm.generate([prompt], max_tokens=6)[0].token_ids for prompt in prompts])
         texts.append([item.token_ids for item in lm.generate(prompts, max_tokens=6)])

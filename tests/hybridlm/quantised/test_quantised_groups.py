@@ -23,8 +23,7 @@ from quantised_checkpoint import (
 )
 from quantised_files import group, rewrite
 
-from hybridlm.checkpoint import CheckpointError, load_parameters, open_safetensors
-from hybridlm.checkpoint.model import open_model
+from hybridlm.checkpoint import CheckpointError, load_parameters, open_model, open_safetensors
 from hybridlm.quantised import DequantiseError, contradictions, dequantise, group_tensors, read_settings
 from hybridlm.quantised.groups import module_name
 

@@ -11,6 +11,7 @@ import numpy as np
 import pytest
 from comparison import log_softmax, padded
 from filled import ONE_LAYER
+from packed_weights import packed_names
 from perturbation import influence
 from quantised_checkpoint import LAYOUTS, write_quantised
 from text_checkpoint import GOLDEN, SETTINGS
@@ -22,7 +23,6 @@ from hybridlm.steps.divergence import DIVERGENCE_CONTRACT, divergence_step, js_t
 from hybridlm.steps.score import MIN_HEAD_ROWS
 from hybridlm.steps.structure import flatten
 from models import family_of
-from models.ops.quantised_weight import QuantisedWeight
 
 RNG = np.random.default_rng(2)
 TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 2, 9, 1, 14)]
@@ -148,7 +148,7 @@ def test_a_quantised_model_and_its_original(other: hybridlm.LM, tmp_path: Path) 
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
     settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}
     packed = hybridlm.load(folder / "quantised", **settings)
-    assert names and any(isinstance(array, QuantisedWeight) for array in packed.params.values())
+    assert names and packed_names(packed.params)
     divergence = other.divergence(packed, TEXTS[:2])
     exact = hybridlm.load(folder / "plain", **settings)
     p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))

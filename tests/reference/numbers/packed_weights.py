@@ -1,10 +1,21 @@
-"""Packed weights of every form, with every code there is."""
+"""Packed weights: of every form, with every code there is, and of files."""
 
-from typing import Literal
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any, Literal
 
+import jax
 import jax.numpy as jnp
 import numpy as np
 
+import hybridlm
+from hybridlm import EngineConfig
+from hybridlm.checkpoint import ArrayFile, LoadedWeights, Shards, load_parameters, open_model, packed_parameters
+from hybridlm.checkpoint.packed.layout import Packed, packed_layout
+from hybridlm.devices.placement import Placement
+from hybridlm.engine.memory import weight_bytes
+from hybridlm.quantised import QuantisedTensor
+from hybridlm.quantised.packed import PackedForm, pack, packed_form
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_weight import QuantisedWeight
 
@@ -41,3 +52,60 @@ def weight_of(
         kind,
         dtype,
     )
+
+
+def packed_names(params: Mapping[str, Any]) -> list[str]:
+    """Return the names of the parameters that hold codes."""
+    return [name for name, array in params.items() if isinstance(array, QuantisedWeight)]
+
+
+def packed_from(form: PackedForm, parts: Mapping[str, np.ndarray], dtype: str = "float32") -> QuantisedWeight:
+    """Return the packed weight of these arrays: "codes", "scale" and, where there are some, "whole" and "zero"."""
+    codes, scale, whole, zero = (
+        jnp.asarray(parts[role]) if role in parts else None for role in ("codes", "scale", "whole", "zero")
+    )
+    assert codes is not None and scale is not None
+    return QuantisedWeight(codes, scale, whole, zero, form.kind, dtype)
+
+
+def packed_from_file(
+    tensor: QuantisedTensor, file: ArrayFile, dtype: str = "float32", products: Packed = "in blocks"
+) -> QuantisedWeight:
+    """Return a weight of a file as it is packed on one device; its layout is checked."""
+    form = packed_form(tensor, file.tensors[tensor.parts["scale"]].dtype, file.read_stored)
+    assert form is not None
+    layout = packed_layout(form, Shards(tensor.shape), dtype, products)
+    assert layout is not None
+    weight, typed = packed_from(form, pack(tensor, file.read_stored, form), dtype), layout.types()
+    assert typed.nbytes == weight.nbytes
+    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
+        lambda leaf: (leaf.shape, leaf.dtype), typed
+    )
+    return weight
+
+
+class AnAccelerator(Placement):
+    """Devices with their own memory."""
+
+    @property
+    def platform(self) -> str:
+        return "gpu"
+
+
+def load_over_mesh(folder: Path, sizes: tuple[int, int, int], packed: bool) -> tuple[LoadedWeights, int]:
+    """Load parameters over a mesh; return them and the bytes that memory is checked with."""
+    model = open_model(folder)
+    _, family, config = model
+    placement = EngineConfig(mesh=hybridlm.mesh(*sizes)).place()
+    weights = family.weights(config)
+    shards = placement.shards(weights, family.abstract(config).sharded_dims())
+    saved = packed_parameters(model, "float32", "whole", shards=shards) if packed else None
+    out = load_parameters(model, "float32", shards=shards, packed=saved)
+    layouts = {} if saved is None else saved.layouts
+    if saved is not None:
+        for path, typed in saved.types.items():
+            tree = jax.tree.map(
+                lambda a, b: (a.shape, a.dtype, a.sharding) == (b.shape, b.dtype, b.sharding), typed, out.arrays[path]
+            )
+            assert all(jax.tree.leaves(tree)) and jax.tree.structure(typed) == jax.tree.structure(out.arrays[path])
+    return out, weight_bytes(weights, "float32", shards, AnAccelerator(placement.mesh), layouts)

@@ -8,7 +8,7 @@ from typer.testing import CliRunner
 from hybridlm.cli.main import app
 
 
-def run_command(*arguments: str | Path, code: int | None = 0, stdin: str | bytes | None = None) -> Result:
+def run_command(*arguments: str | int | Path, code: int | None = 0, stdin: str | bytes | None = None) -> Result:
     """Run `hybridlm ARGUMENTS` and return its output, if it exits with this code; with None any code does.
 
     Raises:

@@ -18,7 +18,7 @@ from hybridlm.checkpoint.saved import index as format
 from hybridlm.checkpoint.saved.pieces import saved_pieces
 from models import Segment, ShardedDim
 
-REFERENCE = Path(__file__).resolve().parents[2] / "reference"
+REFERENCE = Path(__file__).resolve().parents[3] / "reference"
 SMALL: dict[str, Any] = {"lanes": 8, "context": 16, "chunk": 4, "compilation_cache": False}
 Sizes = tuple[int, int, int]
 

@@ -14,12 +14,12 @@ from head_checkpoints import GOLDEN as WITH_HEAD
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm import CheckpointError
+from hybridlm import CheckpointError, UnsupportedModel
 from hybridlm.checkpoint.saved import index as format
 from hybridlm.checkpoint.saved import write
 from hybridlm.checkpoint.saved.read import _Reading
 
-GOLDEN = Path(__file__).resolve().parents[2] / "golden"
+GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 SMALL: dict[str, Any] = {"lanes": 1, "context": 16, "chunk": 4}
 
 
@@ -286,3 +286,33 @@ def test_checksum():
         assert format.checksum(other) != format.checksum(content)
     square = np.arange(36, dtype=np.float32).reshape(6, 6)
     assert format.checksum(square[:, ::2]) == format.checksum(square[:, ::2].copy())
+
+
+def test_templates_of_a_folder_are_saved_and_checked(tmp_path: Path) -> None:
+    source, saved = tmp_path / "source", tmp_path / "saved"
+    (source / "additional_chat_templates").mkdir(parents=True)
+    saved.mkdir()
+    for name in ("config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja", "run.py"):
+        (source / name).write_text(name)
+    files = write.copy_small_files(source, saved)
+    assert set(files) == {"config.json", "added_tokens.json", "additional_chat_templates/tool_use.jinja"}
+    assert [format._small_fault(saved, name, expected) for name, expected in files.items()] == [None] * 3
+    (saved / "additional_chat_templates/tool_use.jinja").write_text("x")
+    assert [format._small_fault(saved, name, expected) for name, expected in files.items()].count(None) == 2
+    for name in ("../config.json", "/etc/passwd", "a/b/c", ""):
+        assert "expected a file of this folder" in str(format._small_fault(saved, name, ""))
+
+
+def test_saved_model_of_another_class(tmp_path: Path) -> None:
+    """As an earlier version saved one."""
+    settings: dict[str, Any] = {"lanes": 1, "context": 32, "chunk": 5}
+    hybridlm.load(GOLDEN / "lfm2_base", **settings).save(tmp_path / "m")
+    config = tmp_path / "m" / "config.json"
+    config.write_text(json.dumps(json.loads(config.read_text()) | {"architectures": ["Lfm2BidirectionalModel"]}))
+    index = json.loads((tmp_path / "m" / format.INDEX).read_text())
+    del index["sha256"]
+    index["files"]["config.json"] = format.digest(config.read_bytes())
+    sealed = {**index, "sha256": format.digest(format.dump_index(index))}
+    (tmp_path / "m" / format.INDEX).write_bytes(format.dump_index(sealed))
+    with pytest.raises(UnsupportedModel, match="Lfm2BidirectionalModel"):
+        hybridlm.load(tmp_path / "m", **settings)

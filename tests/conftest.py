@@ -10,6 +10,7 @@ import importlib.util
 import os
 import tempfile
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -92,6 +93,20 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         pytest.skip(f"needs a GPU; jax runs on {jax.default_backend()} here")
     if item.get_closest_marker("cpu_kernels") is not None and has_no_compiler():
         pytest.skip("no kernels for CPUs: there is no C++ compiler")
+
+
+@pytest.fixture(scope="module")
+def stored_steps() -> Iterator[None]:
+    """Share compiled steps between the models of a file that patches no step."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("hybridlm.programs.programs.Programs.use_store", True)
+        yield
+
+
+@pytest.fixture
+def always(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every draft is verified, whatever it costs."""
+    monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
 
 
 @pytest.fixture(scope="session")

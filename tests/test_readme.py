@@ -5,8 +5,6 @@ from pathlib import Path
 
 import pytest
 
-from hybridlm.programs.programs import Programs
-
 ROOT = Path(__file__).resolve().parents[1]
 README = (ROOT / "README.md").read_text()
 
@@ -27,11 +25,11 @@ def test_first_block_is_the_two_commands():
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("stored_steps")  # as for users
 def test_example_runs(monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]):
     (example,) = blocks("python")
     assert len(example.splitlines()) <= 12
     monkeypatch.chdir(ROOT)
-    monkeypatch.setattr(Programs, "use_store", True)  # as for users
     scope: dict[str, object] = {}
     exec(compile(example, "README.md", "exec"), scope)
     (printed,) = blocks("text")

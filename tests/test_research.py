@@ -4,13 +4,10 @@ import os
 import re
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
-
-from hybridlm.programs.programs import Programs
 
 ROOT = Path(__file__).resolve().parents[1]
 TEXT = (ROOT / "docs" / "research.md").read_text()
@@ -23,16 +20,8 @@ AS_FOR_USERS = {"The equality gate"}
 """Recipes that need XLA's programs for users; other tests compile faster ones."""
 
 
-@pytest.fixture(scope="module", autouse=True)
-def _stored_steps() -> Iterator[None]:
-    """Recipes of one model share compiled steps; they patch no step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Programs, "use_store", True)
-        yield
-
-
 @pytest.fixture(scope="module")
-def beginning(_stored_steps: None) -> dict[str, Any]:
+def beginning(stored_steps: None) -> dict[str, Any]:
     """The names that the beginning defines."""
     names: dict[str, Any] = {"__name__": "recipe"}
     exec(compile(BLOCKS[BEGINNING], "docs/research.md", "exec"), names)
@@ -51,6 +40,7 @@ def test_a_recipe_checks_itself(title: str) -> None:
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("stored_steps")
 @pytest.mark.parametrize("title", sorted(RECIPES.keys() - AS_FOR_USERS))
 def test_a_recipe_runs(title: str, beginning: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)

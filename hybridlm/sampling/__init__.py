@@ -2,3 +2,5 @@
 
 Begin with `sampling`.
 """
+
+from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling, sample_tokens

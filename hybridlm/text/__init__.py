@@ -1,1 +1,4 @@
 """Text: tokenizer, chat template, and incremental text with stop strings."""
+
+from hybridlm.text.chat_template import ChatTemplateError
+from hybridlm.text.tokenizer import Tokenizer

@@ -1,6 +1,5 @@
 """One small model for the tests of behaviour, so that its steps are compiled once."""
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -9,7 +8,6 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 import hybridlm
 from hybridlm.engine import scheduler
 from hybridlm.engine.engine import Engine
-from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.programs import Programs
 
 Engine.checked = True  # every row has one holder, after every step of every test
@@ -28,20 +26,6 @@ def text_lm(text_path: Path) -> hybridlm.LM:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", False)  # also where the first test that wants it has `stored_steps`
         return hybridlm.load(text_path, **SETTINGS)
-
-
-@pytest.fixture(scope="module")
-def stored_steps() -> Iterator[None]:
-    """Share compiled steps between the models of a file that patches no step."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Programs, "use_store", True)
-        yield
-
-
-@pytest.fixture
-def always(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every draft is verified, whatever it costs."""
-    monkeypatch.setattr(Speculation, "always", True)
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from hybridlm import CheckpointError, ConfigError, GrammarError, MissingExtra, N
 from hybridlm.compiler import AuditError, IsolationError, Lane, LaneContract, Pool, prove_isolation
 from hybridlm.compiler.stages import PlacementError, Unplaced
 from hybridlm.compiler.xla_audit import Finding, FindingKind
-from hybridlm.quantised.schemes import DequantiseError
+from hybridlm.quantised import DequantiseError
 from ir_passes.files.trust import UntrustedError
 from models import Devices, ShardingError
 

@@ -13,7 +13,7 @@ from gguf import GGMLQuantizationType as Type
 from gguf_checkpoint import OF, TEMPLATE, write_gguf, write_tokenizer
 
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 pytestmark = pytest.mark.oracle
 

@@ -9,7 +9,6 @@ from comparison import check_greedy, check_logprobs
 from tiny_variants import VARIANTS, Variant, ragged_prompts
 
 import hybridlm
-from hybridlm.engine.speculation import Speculation
 from ir_passes import Note
 
 # the interpreter copies the arrays it writes to, and the audit reports it
@@ -92,7 +91,7 @@ def test_kernels_and_transformers_compute_the_same(name: str, tmp_path: Path, mo
             assert not check_greedy(completion.token_ids, expected, f"{name}, {len(prompt)} tokens", variant.tolerance)
 
     check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True))
-    monkeypatch.setattr(Speculation, "always", True)
+    monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
 
     full = [[*prompt, *map(int, expected.tokens)] for prompt, expected in zip(prompts, greedy, strict=True)]
     check(lm.generate(prompts, max_tokens=TOKENS, ignore_eos=True, speculate=Known(full)))

@@ -2,16 +2,13 @@
 
 from typing import Any
 
-import jax.numpy as jnp
 import numpy as np
 import pytest
 import torch
+from model_inputs import changed_by
 from transformers import GenerationConfig, LlamaConfig, LlamaForCausalLM
 
 from hybridlm import SamplingParams
-from hybridlm.engine.inputs import Inputs
-from hybridlm.requests.sequence import ActiveSequence, Request, logit_changes
-from hybridlm.sampling.logit_changes import changed_logits
 
 pytestmark = pytest.mark.oracle
 VOCABULARY, ENDS = 40, (2, 39)
@@ -46,16 +43,12 @@ def test_equal_to_the_processors_of_transformers() -> None:
         actual, reference = settings(rng)
         history = [int(token) for token in rng.integers(3, 9, rng.integers(1, 20))]
         size = int(rng.integers(1, len(history) + 1))
-        params = Inputs(None, VOCABULARY, 100, ENDS, lambda snapshot: None).resolve(SamplingParams(**actual))
-        request = Request(0, tuple(history[:size]), params)
-        sequence = ActiveSequence(request, consumed=len(history) - 1, generated=history[size:])
-        logits = jnp.asarray(rng.normal(0, 3, (1, VOCABULARY)), jnp.float32)
-        changes = logit_changes([sequence], VOCABULARY)
-        got = logits if changes is None else np.asarray(changed_logits(logits, changes))
+        logits = rng.normal(0, 3, (1, VOCABULARY)).astype(np.float32)
+        got = changed_by(SamplingParams(**actual), history[:size], history[size:], logits, ENDS)
         config = GenerationConfig(**reference)
         model._prepare_special_tokens(config, device="cpu")
         processors = model._get_logits_processor(config, size, torch.tensor([history[:size]]), None, [], device="cpu")
-        want = processors(torch.tensor([history]), torch.tensor(np.asarray(logits))).numpy()
+        want = processors(torch.tensor([history]), torch.tensor(logits)).numpy()
         np.testing.assert_allclose(got, want, rtol=1e-6)
         changed += bool((got != logits).any())
     assert changed > 200

@@ -30,7 +30,7 @@ from hybridlm.cli.main import app, main
 from hybridlm.demo import story
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.stored_programs import Origin
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 
 @pytest.fixture(scope="module")

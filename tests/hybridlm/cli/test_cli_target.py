@@ -17,11 +17,11 @@ from typer.testing import CliRunner, Result
 
 from hybridlm.cli import verify_report
 from hybridlm.cli.main import app
+from hybridlm.compiler.targets import KernelResources
 from hybridlm.progress import counting_progress
 from hybridlm.target_report import TargetReport, report_on
 from ir_passes.files.record import from_json
 from ir_passes.targets import read_target
-from ir_passes.targets.kernel_limits import KernelResources
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 

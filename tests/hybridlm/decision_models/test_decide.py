@@ -18,7 +18,7 @@ import hybridlm
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.decision_models.settings import read_settings
 from hybridlm.scoring.pooling import ReadText, read_hidden
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 from models import ConfigError
 
 QUESTIONS: dict[str, Any] = {

@@ -9,8 +9,7 @@ from decision_checkpoint import REQUESTS, TOGETHER, UNSAFE, write_tokenizer
 
 from hybridlm.decision_models.prompts import MARK, SPLIT, Prompts
 from hybridlm.decision_models.settings import JEV_TEMPLATE, DecisionSettings
-from hybridlm.text.chat_template import ChatTemplateError
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import ChatTemplateError, Tokenizer
 
 NOUL = {"spam": {"type": "noul", "instructions": "Is it spam?"}}
 

@@ -23,7 +23,7 @@ from device_table import (
 )
 from exchanged import Devices
 
-from ir_passes.jaxpr.collectives import Collective
+from hybridlm.compiler.collectives import Collective
 
 CHEAP = "LFM2-1.2B"
 SENT = Collective("psum", ("model",), 8, "float32", 900_000, 1, "")

@@ -12,12 +12,11 @@ import pytest
 from comparison import TOLERANCES
 from exchanged import Devices, by_hand, counted, in_bytes
 from near_ties import check_same_samples
+from paged_shapes import compiled_steps
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
 from safetensors.numpy import load_file, save_file
 
 import hybridlm
-from hybridlm.engine import scheduler
-from hybridlm.programs.shapes import Shape
 
 PROMPTS = [
     [5, 6, 7], [9, 8, 7, 6, 5, 4, 3, 12], [3] * 11, [10, 11], [20] * 17, [6], [8, 9] * 9, [5, 6, 7, 8], [4], [11],
@@ -140,7 +139,7 @@ def test_generation_matches_one_device(tmp_path: Path) -> None:
     over = hybridlm.load(directory, lanes=2, mesh=hybridlm.mesh(data=2, model=2), **SETTINGS)
     check_generation(over, single, PROMPTS[:3])
     assert all(certificate.holds for certificate in over.certificates.values())
-    steps = [shape for shape in over.engine.programs.shapes if isinstance(shape, Shape)]
+    steps = compiled_steps(over)
     assert steps
     for shape in steps:
         expected = by_hand(single.config, Devices(data=2, model=2), shape.lanes, shape.tokens)
@@ -196,7 +195,7 @@ def test_prefixes_drafts_and_caches(tmp_path: Path, axes: tuple[int, int, int]) 
 def test_steps_have_fewer_lanes_for_fewer_sequences(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, axes: tuple[int, int, int]
 ) -> None:
-    monkeypatch.setattr(scheduler, "SHRINK_PLACES", 4)
+    monkeypatch.setattr("hybridlm.engine.scheduler.SHRINK_PLACES", 4)
     directory = write_random_checkpoint("sparse_base", tmp_path)
     single = hybridlm.load(directory, lanes=16, certify="off", **SETTINGS)
     over = hybridlm.load(directory, lanes=16, mesh=hybridlm.mesh(*axes), **SETTINGS)
@@ -214,7 +213,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
         return [completions[i] for i in range(10)]
 
     check_same_tokens(single, run(over), run(single))
-    lanes = {shape.lanes for shape in over.engine.programs.shapes if isinstance(shape, Shape) and shape.tokens == 1}
+    lanes = {shape.lanes for shape in compiled_steps(over) if shape.tokens == 1}
     assert {16, axes[0]} <= lanes
 
 

@@ -10,7 +10,6 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.scheduler import MAX_PREFILL_RUN
-from hybridlm.programs.shapes import Shape
 from hybridlm.requests.sequence import ActiveSequence
 
 LANES = 4
@@ -31,7 +30,7 @@ def recorded(lm: hybridlm.LM) -> Iterator[list[str]]:
     """Record the kind of each step that the engine runs: "prefill" or "decode"."""
     kinds, dispatch = list[str](), lm.engine.run
 
-    def record(shape: Shape, *args: Any, **options: Any) -> Any:
+    def record(shape: Any, *args: Any, **options: Any) -> Any:
         kinds.append("prefill" if shape.step == "generate" and shape.tokens > 1 else "decode")
         return dispatch(shape, *args, **options)
 

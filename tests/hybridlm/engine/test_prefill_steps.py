@@ -9,12 +9,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 from instruction_sets import instruction_sets
+from paged_shapes import compiled_steps
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
 from hybridlm.engine.widths import DEVICE_STEP_COST, STEP_COST, cheapest_step
-from hybridlm.programs.shapes import Shape
 
 
 def cost_alone(count: int, widths: tuple[int, ...], step_cost: int) -> int:
@@ -100,7 +100,7 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
     patch = pytest.MonkeyPatch()
     with patch.context() as context, lm.session() as session:
 
-        def record(shape: Shape, *args: object, **options: object) -> object:
+        def record(shape: Any, *args: object, **options: object) -> object:
             shapes.extend([str(shape)] if shape.tokens > 1 else [])
             return run(shape, *args, **options)  # type: ignore[arg-type]
 
@@ -174,7 +174,7 @@ def test_a_sequence_has_one_row_from_its_first_token_to_its_last(lm: hybridlm.LM
 def test_scoring_is_warmed_up_for_every_number_of_texts(lm: hybridlm.LM) -> None:
     compiled = lm.engine.programs.shapes
     lm.score([prompt(20), prompt(40)])
-    shapes = {shape for shape in lm.engine.programs.shapes if isinstance(shape, Shape)}
+    shapes = set(compiled_steps(lm))
     scoring = {shape for shape in shapes.difference(compiled) if shape.step == "score"}
     assert {shape.lanes for shape in scoring} == {2} and scoring <= set(all_shapes(lm.engine))
 

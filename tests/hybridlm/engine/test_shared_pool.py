@@ -8,10 +8,10 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Completion
+from hybridlm.compiler.host import PageOwner
 from hybridlm.engine import scheduler
 from hybridlm.rows.pool import RowPool
 from hybridlm.scoring.text import ScoredText
-from ir_passes.host.page_owner import PageOwner
 from models import KV_BLOCK
 
 PAGES, LANES = 5, 4

@@ -15,7 +15,6 @@ from hypothesis import strategies as st
 import hybridlm
 from hybridlm import Completion, GrammarError, SamplingParams
 from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
-from hybridlm.programs.shapes import AnyShape
 from hybridlm.sampling.logit_changes import mask_words, masked_logits, only_allowed
 from hybridlm.sampling.sampling import FILTERED, Sampling, sample_tokens
 from ir_passes import IsolationError
@@ -228,7 +227,7 @@ def test_nan_behind_a_mask_is_found(text_lm: hybridlm.LM) -> None:
         engine.params = clean
 
 
-def settled_shapes(lm: hybridlm.LM) -> set[AnyShape]:
+def settled_shapes(lm: hybridlm.LM) -> set[Any]:
     """Return the compiled shapes after the background thread has finished."""
     if (threads := lm.engine.programs._threads) is not None:
         threads.submit(int).result()
@@ -460,7 +459,7 @@ def test_texts_of_all_characters(text_lm: hybridlm.LM) -> None:
 
 def test_tokens_that_the_model_has_not_are_left_out() -> None:
     """The model has 80 of the 596 tokens of a tokenizer."""
-    from hybridlm.text.tokenizer import Tokenizer
+    from hybridlm.text import Tokenizer
 
     tokenizer = Tokenizer.from_dir(hybridlm.demo.path())
     assert tokenizer is not None
@@ -480,7 +479,7 @@ def _may_end(state: GrammarState) -> bool:
 
 
 def test_grammars_are_kept_while_their_tokenizer_lives() -> None:
-    from hybridlm.text.tokenizer import Tokenizer
+    from hybridlm.text import Tokenizer
 
     def kept() -> Iterator[int]:
         tokenizer = Tokenizer.from_dir(hybridlm.demo.path())

@@ -1,7 +1,6 @@
 """Random schedules of drafts, cancels, moves and hits: rows hold accepted tokens after every step."""
 
 from collections import Counter
-from collections.abc import Iterator
 from typing import Any
 
 import head_checkpoints
@@ -14,7 +13,6 @@ from kept_states import empty_cache
 from replayed import Replayed, Run, Scripted
 
 import hybridlm
-from hybridlm.engine.speculation import Speculation
 from models import KV_BLOCK
 
 MOST = 24
@@ -49,12 +47,7 @@ def of_eight_lanes(text_lm: hybridlm.LM) -> Replayed:
     return Replayed(hybridlm.load(text_lm.path, lanes=8, context=256, dtype="float32", chunk=5), PROMPTS, MOST)
 
 
-@pytest.fixture(autouse=True)
-def always() -> Iterator[None]:
-    """Every proposal is verified, whatever it costs."""
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Speculation, "always", True)
-        yield
+pytestmark = pytest.mark.usefixtures("always")
 
 
 LONG = np.random.default_rng(6).integers(3, 90, 140).tolist()

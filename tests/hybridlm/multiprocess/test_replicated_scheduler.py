@@ -156,7 +156,7 @@ def test_a_thread_preempts_the_same_sequences_everywhere(
     text_lm: hybridlm.LM, steps: dict[Any, list[Any]], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Whether a session is idle depends on threads and clocks, which process 0 has for all."""
-    monkeypatch.setattr(scheduler, "IDLE_SECONDS", 0.2)
+    monkeypatch.setattr("hybridlm.engine.scheduler.IDLE_SECONDS", 0.2)
     assert repeated(text_lm, steps, monkeypatch, 0, threads)["preemptions"] > 0
 
 

@@ -19,12 +19,11 @@ from safetensors.numpy import save_file
 
 import hybridlm
 import hybridlm.pictures
-from hybridlm.engine.speculation import Speculation
+from hybridlm.compiler.statements import MeasuredClaim, MeasuredFault
 from hybridlm.engine.warmup import all_shapes
 from hybridlm.families import Stateful
 from hybridlm.programs.sanitized import Sanitizer
 from ir_passes import AuditError, Certificate, CertificationWarning, NotCovered, Note
-from ir_passes.contract.statements import MeasuredClaim, MeasuredFault
 from models import FAMILIES
 from models.families import registry
 
@@ -162,10 +161,10 @@ SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 
 
 @pytest.mark.slow
+@pytest.mark.usefixtures("always")
 @pytest.mark.parametrize("drafter", ["ngram", "guesses"])
-def test_speculates(lm: hybridlm.LM, drafter: str, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_speculates(lm: hybridlm.LM, drafter: str) -> None:
     """Tokens and log-probabilities equal those without drafts; some drafts are rejected."""
-    monkeypatch.setattr(Speculation, "always", True)
     want = lm.generate(REPEATING, speculate=None, **SETTINGS)
     texts = [[*completion.prompt_token_ids, *completion.token_ids] for completion in want]
     extra = dict(lm.stats)
@@ -303,11 +302,9 @@ def test_verify_names_the_distribution(lm: hybridlm.LM, package: Path, tmp_path:
     ],
     ids=str,
 )  # fmt: skip
-def test_answers_are_the_same_with(
-    lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+@pytest.mark.usefixtures("always")
+def test_answers_are_the_same_with(lm: hybridlm.LM, settings: dict[str, Any], tmp_path: Path) -> None:
     """Cached, labelled, sharded, saved, chunked by one token, or drafted states."""
-    monkeypatch.setattr(Speculation, "always", True)
     directory = lm.path
     if settings.pop("saved", False):
         directory = tmp_path / "saved"

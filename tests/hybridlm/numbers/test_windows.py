@@ -10,7 +10,6 @@ from comparison import TOLERANCES, check_logprobs, log_probabilities
 from float64_windowed import Float64WindowedModel
 
 import hybridlm
-from hybridlm.engine.speculation import Speculation
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 NAMES = {"lfm3_base": TOLERANCES["lfm3"], "lara_base": TOLERANCES["lara_mini"]}
@@ -45,9 +44,9 @@ def test_scores(name: str, window: int, tmp_path: Path) -> None:
 
 @pytest.mark.slow
 @pytest.mark.parametrize("name", NAMES)
-def test_drafts_and_cached_prefixes(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.usefixtures("always")
+def test_drafts_and_cached_prefixes(name: str, tmp_path: Path) -> None:
     """Greedy tokens, verified in steps of several, after prefixes that another request computed."""
-    monkeypatch.setattr(Speculation, "always", True)
     directory = windowed(name, 140, tmp_path / "model")
     lm = hybridlm.load(directory, lanes=2, dtype="float32", chunk=50, speculate="ngram", prefix_cache="4MB")
     reference, (base, *_) = Float64WindowedModel(directory), texts(250)

@@ -16,7 +16,7 @@ from hybridlm.grammars import grammar_text
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import read_request
 from hybridlm.openai_batch.response import _message
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 pytestmark = pytest.mark.slow
 

@@ -5,19 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_inputs import model_inputs
 from text_checkpoint import SETTINGS
 from toy_scorer import kill_after_nine_texts, toy_model, write_lines
 
 import hybridlm
 from hybridlm import Event
-from hybridlm.engine.inputs import Inputs
 from hybridlm.files import finished
 from hybridlm.files.finished import FinishedTexts, finished_files
 from hybridlm.openai_batch.answers import answers
 from hybridlm.openai_batch.request import read_request
-from hybridlm.requests.sequence import Request
 
-INPUTS = Inputs(None, 97, 256, (), lambda snapshot: None)
+INPUTS = model_inputs()
 
 
 def line(name: str, prompt: list[int], **body: Any) -> dict[str, Any]:
@@ -29,7 +28,7 @@ class SlowSession:
     """Completes one request per ten-second step, the last request first."""
 
     def __init__(self, now: list[float]):
-        self._now, self._waiting, self.errors = now, list[Request](), dict[int, Any]()
+        self._now, self._waiting, self.errors = now, list[Any](), dict[int, Any]()
         self.added = list[tuple[int, ...]]()
 
     def __enter__(self) -> "SlowSession":
@@ -38,7 +37,7 @@ class SlowSession:
     def __exit__(self, *error: object) -> None:
         pass
 
-    def add(self, request: Request) -> None:
+    def add(self, request: Any) -> None:
         self.added.append(request.prompt)
         self._waiting.append(request)
 

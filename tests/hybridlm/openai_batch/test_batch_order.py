@@ -8,11 +8,11 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from model_inputs import model_inputs
 from toy_scorer import run_toy, toy_model
 
 import hybridlm
 from hybridlm import GrammarError
-from hybridlm.engine.inputs import Inputs
 from hybridlm.files.parts import Parts
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import OpenAIRequest
@@ -114,7 +114,7 @@ def test_the_sort_window_limits_the_sorted_lines(tmp_path: Path, monkeypatch: py
 
     monkeypatch.setattr("hybridlm.openai_batch.batch_task.answers", answered)
     nothing: Any = None
-    task = batch_rows(toy_model(Inputs(None, 300, 256, (), nothing), nothing, nothing, "tiny"), {})
+    task = batch_rows(toy_model(model_inputs(vocab_size=300), nothing, nothing, "tiny"), {})
     run_toy(task, source, tmp_path / "out.jsonl", window=2, sort_window=size)
     assert sorted(map(sorted, calls)) == ([[0, 3], [1, 4], [2, 5]] if size > 1 else [[0, 1], [2, 3], [4, 5]])
     with pytest.raises(ValueError, match="sort_window: expected a whole number of bytes"):

@@ -4,7 +4,7 @@ import tokenizers
 from tokenizers import decoders, models, processors
 
 from hybridlm.openai_batch.response import _prompt_offsets, chat_logprobs, completion_logprobs, token_rows
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 
 def byte_level() -> Tokenizer:

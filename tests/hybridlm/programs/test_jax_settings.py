@@ -13,9 +13,9 @@ import pytest
 from text_checkpoint import SETTINGS
 
 import hybridlm
+from hybridlm.compiler.stages import SettingError
 from hybridlm.programs.jax_settings import fixed_settings
 from ir_passes.jaxpr import jax_private
-from ir_passes.jaxpr.refused import SettingError
 
 
 def answers(lm: hybridlm.LM) -> tuple[list[list[int]], list[bytes]]:

@@ -7,8 +7,8 @@ import pytest
 from jax import Array
 
 import hybridlm
+from hybridlm.compiler.sanitizer import SanitizerError
 from hybridlm.programs.sanitized import Sanitizer
-from ir_passes.sanitizer.verdict import SanitizerError
 from models.mixers.attention import Attention
 from models.mixers.kv_cache import KVCache
 

@@ -7,14 +7,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from model_inputs import model_inputs
 
 import hybridlm
-from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.sampling_params import SamplingParams, Settings
 from hybridlm.requests.sequence import ResolvedParams
 from hybridlm.requests.validation import located, to_items, with_settings
-from hybridlm.text.chat_template import ChatTemplateError
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import ChatTemplateError, Tokenizer
 
 VOCAB = 97
 
@@ -40,8 +39,8 @@ TOKENIZER = Characters()
 MODEL: dict[str, Any] = {"eos_token_ids": (), "tokenizer": TOKENIZER, "vocab_size": VOCAB}
 
 
-def inputs(**change: Any) -> Inputs:
-    return Inputs(**{**MODEL, **change}, context=100, require=lambda snapshot: None)
+def inputs(**change: Any) -> Any:
+    return model_inputs(**{**MODEL, **change}, context=100)
 
 
 @pytest.mark.parametrize(("items", "expected"), [

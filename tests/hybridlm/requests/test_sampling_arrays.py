@@ -4,8 +4,19 @@ from typing import Any
 
 import pytest
 
-from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, sampling_arrays
-from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
+import hybridlm
+from hybridlm import SamplingParams
+from hybridlm.requests.sequence import (
+    CHANGES_STEP,
+    MIN_CHANGES,
+    ActiveSequence,
+    Request,
+    ResolvedParams,
+    bucket,
+    logit_changes,
+    sampling_arrays,
+)
+from hybridlm.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED
 
 
 def lane(index: int = 0, **params: Any) -> ActiveSequence:
@@ -36,3 +47,17 @@ def test_arrays_have_the_settings_of_each_lane_and_both_words_of_seeds() -> None
 def test_mode_is_the_most_general_one_of_the_lanes(lanes: list[dict[str, Any]], mode: int) -> None:
     _, sampling_mode = sampling_arrays([None, *(lane(**params) for params in lanes)])
     assert sampling_mode == mode
+
+
+PROMPT = "Once upon a time, once upon"
+
+
+def test_the_number_of_changes_has_few_values() -> None:
+    assert [bucket(count) for count in (0, 64, 65, 512, 513)] == [64, 64, 512, 512, 4096]
+    assert (MIN_CHANGES, CHANGES_STEP) == (64, 8)
+
+
+def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
+    request = text_lm.text_model.inputs.request(0, PROMPT, SamplingParams(repetition_penalty=2.0))
+    with pytest.raises(AssertionError, match="needs all of its sampled tokens"):
+        logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)

@@ -6,10 +6,10 @@ from typing import Any
 import numpy as np
 import pytest
 
+from hybridlm.compiler.host import Slot, SlotsExhausted
 from hybridlm.rows.pool import RowPool
 from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
-from ir_passes.host.slot_owner import Slot, SlotsExhausted
 from models import KV_BLOCK
 
 BLOCKS = 2

@@ -8,10 +8,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from hybridlm.compiler.host import Slot, SlotsExhausted
 from hybridlm.rows.pool import RowPool, RowsLost
 from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
-from ir_passes.host.slot_owner import Slot, SlotsExhausted
 from models import KV_BLOCK
 
 BLOCKS = 2

@@ -6,13 +6,11 @@ from typing import Any, cast
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_inputs import changed_by
+from paged_shapes import compiled_steps
 
 import hybridlm
 from hybridlm import SamplingParams
-from hybridlm.engine.engine import Engine
-from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import CHANGES_STEP, MIN_CHANGES, ActiveSequence, bucket, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
 from ir_passes import IsolationError
 
@@ -139,21 +137,15 @@ def test_the_largest_changes_stay_finite(text_lm: hybridlm.LM) -> None:
 
 def test_a_step_without_changes_is_compiled_as_ever(text_lm: hybridlm.LM) -> None:
     text_lm.generate([PROMPT], max_tokens=2, repetition_penalty=1.0, logit_bias={}, min_tokens=0, bad_words=[])
-    shapes = [shape for shape in text_lm.engine.programs.shapes if isinstance(shape, Shape)]
+    shapes = compiled_steps(text_lm)
     assert text_lm.engine.shape("generate", 1, 1) in shapes
     for shape in (text_lm.engine.shape("generate", 1, 1), text_lm.engine.shape("generate", 1, 1, changes=64)):
         inputs = text_lm.engine.example_arguments(shape)[2]
         assert (inputs.changes is not None) == bool(shape.changes)
 
 
-def test_the_number_of_changes_has_few_values() -> None:
-    assert [bucket(count) for count in (0, 64, 65, 512, 513)] == [64, 64, 512, 512, 4096]
-    assert (MIN_CHANGES, CHANGES_STEP) == (64, 8)
-
-
 def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     programs, engine = text_lm.engine.programs, text_lm.engine
-    assert isinstance(programs, Programs) and isinstance(engine, Engine)
     shape = text_lm.engine.shape("generate", 2, 1, changes=64)
     programs.planned(shape, engine.example_arguments(shape))
     monkeypatch.setattr(
@@ -162,12 +154,6 @@ def test_a_change_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, mon
     )
     with pytest.raises(IsolationError):
         programs.planned(shape, engine.example_arguments(shape))
-
-
-def test_tokens_that_were_not_read_are_no_history(text_lm: hybridlm.LM) -> None:
-    request = text_lm.text_model.inputs.request(0, PROMPT, SamplingParams(repetition_penalty=2.0))
-    with pytest.raises(AssertionError, match="needs all of its sampled tokens"):
-        logit_changes([ActiveSequence(request, consumed=len(request.prompt))], 97)
 
 
 @pytest.mark.parametrize(("setting", "message"), [
@@ -210,12 +196,9 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
         words = [[int(rng.integers(3, 30))], [*output[-1:], int(rng.integers(3, 30))], [4, 5, 6]]
         penalty, minimum = float(rng.uniform(0.5, 2)), int(rng.integers(1, 9))
         settings: dict[str, Any] = {"repetition_penalty": penalty, "logit_bias": bias, "bad_words": words}
-        request = text_lm.text_model.inputs.request(0, prompt, SamplingParams(min_tokens=minimum, **settings))
-        sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=output)
+        params = SamplingParams(min_tokens=minimum, **settings)
         logits = rng.normal(size=(2, vocab)).astype(np.float32) * 5
-        changes = logit_changes([None, sequence], vocab)
-        assert changes is not None
-        changed = np.asarray(changed_logits(jnp.asarray(logits), changes))
+        changed = changed_by(params, prompt, output, logits, tuple(text_lm.eos_token_ids))
         history, ends = cast(Any, torch.tensor([prompt + output])), list(text_lm.eos_token_ids)
         scores: Any = torch.tensor(logits[1:])
         for process in (

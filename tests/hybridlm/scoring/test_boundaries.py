@@ -12,13 +12,13 @@ import pytest
 import tokenizers
 from chat_templates import TEMPLATES
 from hypothesis import example, given, settings
+from model_inputs import model_inputs
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.engine.inputs import Inputs
 from hybridlm.scoring.items import ItemReader
 from hybridlm.scoring.perplexity import prefix_token
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 QUESTION = {"prompt": "the qui", "completion": "ck brown fox"}
 ANSWERED = [{"role": "user", "content": "who?"}, {"role": "assistant", "content": "Ben has it."}]
@@ -36,8 +36,7 @@ def tokenizer_of(kind: str) -> Tokenizer:
 
 def reader(tokenizer: Tokenizer, context: int = 256) -> ItemReader:
     """A reader of items without a model."""
-    inputs = Inputs(tokenizer, 10_000, context, (), lambda snapshot: None)
-    return ItemReader(inputs, lambda: prefix_token(tokenizer, ()))
+    return ItemReader(model_inputs(tokenizer, 10_000, context), lambda: prefix_token(tokenizer, ()))
 
 
 def check_boundary(kind: str, prompt: str, completion: str) -> None:
@@ -232,7 +231,7 @@ def test_a_completion_that_the_tokenizer_joins_into_nothing(merging_lm: hybridlm
         (Tokenizer(backend), {"prompt": "the", "completion": "!!"}),
         (Tokenizer(words), {"prompt": "zeb", "completion": "ra"}),
     ):
-        read = ItemReader(Inputs(tokenizer, 97, 256, (), lambda snapshot: None), lambda: 1)
+        read = ItemReader(model_inputs(tokenizer), lambda: 1)
         with pytest.raises(
             ValueError, match=rf"completion: '{item['completion']}' adds no token .* '{item['prompt']}'"
         ):

@@ -7,7 +7,7 @@ from tokenizers import models, pre_tokenizers
 
 import hybridlm
 from hybridlm.scoring.pairs import encode_pair, encode_text
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 
 PREFIX = 0
 

@@ -13,12 +13,11 @@ from tiny_variants import OTHER_GOLDENS
 import hybridlm
 from hybridlm import Intervention, ProbeSettings, SequenceState
 from hybridlm.engine.probing import probe_sites
-from hybridlm.programs.shapes import EditShape, Shape
+from hybridlm.programs.shapes import EditShape
 from hybridlm.requests.captured import parse_path
 from hybridlm.scoring.scorer import scores
 from hybridlm.steps.edit import no_edits, types_in
 from hybridlm.steps.hooks import ProbeHooks, ProbeShape
-from hybridlm.steps.operands import StepInputs
 from ir_passes import IsolationError
 from models import kv_blocks
 from models.decoder.decoder import lane_info
@@ -330,7 +329,7 @@ def test_lanes_that_ask_for_nothing_are_in_plain_steps(text_lm: hybridlm.LM, mon
     """Lanes without requests keep their bits in scoring and generation at any compiler."""
     run, dispatched = text_lm.engine.run, []
 
-    def look(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **options: Any) -> Any:
+    def look(shape: Any, pool: Any, rows: Any, inputs: Any, **options: Any) -> Any:
         dispatched.append((inputs.probes is not None, np.flatnonzero(np.asarray(inputs.batch.lengths)).tolist()))
         return run(shape, pool, rows, inputs, **options)
 

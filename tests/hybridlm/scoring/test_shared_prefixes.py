@@ -13,9 +13,7 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.engine import reading
-from hybridlm.programs.shapes import Shape
 from hybridlm.scoring.shared_prefixes import shared_prefixes
-from hybridlm.steps.operands import StepInputs
 
 IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
 Texts = list[tuple[int, ...]]
@@ -149,7 +147,7 @@ def test_texts_of_a_step_do_not_depend_on_free_memory(text_lm: hybridlm.LM, monk
     ran: list[list[int]] = []
     run = engine.run
 
-    def recorded(shape: Shape, pool: Any, rows: Any, inputs: StepInputs, **rest: Any) -> Any:
+    def recorded(shape: Any, pool: Any, rows: Any, inputs: Any, **rest: Any) -> Any:
         batch = inputs.batch
         ran[-1] += [shape.lanes, *np.ravel(batch.tokens), *batch.lengths, *batch.positions]
         return run(shape, pool, rows, inputs, **rest)

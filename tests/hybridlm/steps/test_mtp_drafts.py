@@ -11,13 +11,13 @@ from float64_reference import Float64Model
 from paged_caches import by_lane
 from with_head import load_with_head
 
+from hybridlm.compiler.measure import unaccepted_reach
 from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows, flatten
 from hybridlm.steps.verify import verify_step
-from ir_passes.measure.unaccepted import unaccepted_reach
 
 LANES, TOKENS, DRAFTS = 4, 8, 3
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_multimodal"

@@ -11,9 +11,9 @@ from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
+from hybridlm.compiler.measure import unaccepted_reach
 from hybridlm.steps.contract import page_table, slot_map, step_contract
 from ir_passes import LaneContract, ViolationKind
-from ir_passes.measure.unaccepted import unaccepted_reach
 
 REPLAYED = [id for id, mutant in STEPS.items() if mutant.finder is Finder.REPLAY]
 

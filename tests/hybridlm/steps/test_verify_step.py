@@ -12,9 +12,9 @@ from tiny_variants import OTHER_GOLDENS
 from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
 
 import hybridlm
+from hybridlm.compiler.measure import unaccepted_reach
 from hybridlm.steps.generate import LAST_SAMPLED
 from hybridlm.steps.verify import accept
-from ir_passes.measure.unaccepted import unaccepted_reach
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LONG = pytest.mark.long

@@ -15,14 +15,13 @@ from jax_settings import jax_settings
 from paged_shapes import paged
 
 from hybridlm import EngineConfig
-from hybridlm.checkpoint.quantise import Recipe
+from hybridlm.compiler.contract import BoundContract
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.shapes import Shape
-from hybridlm.target_report import StepReport, report_on, target_engine
+from hybridlm.target_report import Recipe, StepReport, report_on, target_engine
 from ir_passes import FindingKind
 from ir_passes.compile import stages as compiling
 from ir_passes.compile.buffer_assignment import CompiledProgram
-from ir_passes.contract.contract import BoundContract
 from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.audit import audit_executable
 from ir_passes.xla_audit.dataflow import LiveValues, live_values

@@ -21,12 +21,12 @@ from jax_settings import jax_settings
 
 import hybridlm
 from hybridlm import EngineConfig, demo
-from hybridlm.checkpoint.quantise import Recipe
+from hybridlm.compiler.targets import Kernels, ScheduledKernel
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.programs import OPTIONS
 from hybridlm.programs.shapes import Shape
 from hybridlm.rows.parts import PartShape
-from hybridlm.target_report import TargetReport, report_on, target_engine
+from hybridlm.target_report import Recipe, TargetReport, report_on, target_engine
 from hybridlm.target_report.fit import fit_of
 from hybridlm.target_report.step_report import Floor, floor_of, step_report
 from ir_passes.compile import exported
@@ -34,7 +34,6 @@ from ir_passes.files.record import from_json
 from ir_passes.jaxpr import ir
 from ir_passes.targets import TargetError, read_target
 from ir_passes.targets.target import NO_TPU
-from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel
 from models import KV_BLOCK
 from models.mixers.kv_cache import KVCache
 from models.ops.expert_dot import FURTHER_PASSES
@@ -66,9 +65,7 @@ def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]
         yield
 
 
-def engine(
-    name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **options: Any
-) -> Engine:
+def engine(name: str = "sparse_base", target: str = "nvidia-h100", recipe: Recipe | None = None, **options: Any) -> Any:
     mesh, config = options.pop("mesh", None), GOLDEN / name / "config.json"
     return target_engine(read_target(target), EngineConfig(**SIZES | options), config=config, mesh=mesh, recipe=recipe)
 

@@ -11,8 +11,7 @@ import tokenizers
 from chat_templates import TEMPLATES
 from tokenizers import AddedToken, decoders, models, pre_tokenizers
 
-from hybridlm.text.chat_template import ChatTemplateError
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import ChatTemplateError, Tokenizer
 
 pytestmark = pytest.mark.oracle
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())

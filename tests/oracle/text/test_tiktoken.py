@@ -10,8 +10,8 @@ from pathlib import Path
 import pytest
 import regex
 
+from hybridlm.text import Tokenizer
 from hybridlm.text.tiktoken_file import MAX_PIECE, MAX_RUN, RESERVED, WORDS
-from hybridlm.text.tokenizer import Tokenizer
 
 pytestmark = pytest.mark.oracle
 PATTERN = regex.compile("|".join(WORDS), flags=regex.V1)

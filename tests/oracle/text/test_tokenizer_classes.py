@@ -10,7 +10,7 @@ import tokenizers
 from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tokenizers, processors, trainers
 
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.text.tokenizer import Tokenizer
+from hybridlm.text import Tokenizer
 from hybridlm.text.tokenizer_classes import DEFAULTS, NOT_BUILT
 from models import FAMILIES
 from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED

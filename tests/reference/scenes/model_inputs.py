@@ -1,0 +1,33 @@
+"""Requests of a model that is not there: checked, and applied to logits."""
+
+from collections.abc import Sequence
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+from hybridlm import SamplingParams
+from hybridlm.engine.inputs import Inputs
+from hybridlm.requests.sequence import ActiveSequence, Request, logit_changes
+from hybridlm.sampling.logit_changes import changed_logits
+
+
+def model_inputs(tokenizer: Any = None, vocab_size: int = 97, context: int = 256, **limits: Any) -> Inputs:
+    """Return the checks of inputs by these limits; any state of a prefix goes."""
+    return Inputs(tokenizer, vocab_size, context, **{"eos_token_ids": (), "require": lambda snapshot: None, **limits})
+
+
+def changed_by(
+    params: SamplingParams,
+    prompt: Sequence[int],
+    output: Sequence[int],
+    logits: np.ndarray,
+    eos_token_ids: tuple[int, ...] = (),
+) -> np.ndarray:
+    """Return float32 logits [lane, vocabulary]; of the last lane, as the settings change them after these tokens."""
+    lanes, vocabulary = logits.shape
+    resolved = model_inputs(vocab_size=vocabulary, eos_token_ids=eos_token_ids).resolve(params)
+    request = Request(0, tuple(prompt), resolved)
+    sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=list(output))
+    changes = logit_changes([None] * (lanes - 1) + [sequence], vocabulary)
+    return logits if changes is None else np.asarray(changed_logits(jnp.asarray(logits), changes))

@@ -2,3 +2,5 @@
 
 Begin with `pool`.
 """
+
+from hybridlm.rows.cached_buffers import BufferSpan

@@ -10,11 +10,11 @@ import numpy as np
 import pytest
 from command_line import run_command
 from safetensors.numpy import load_file, save_file
+from stopped_runs import stop_after_parts
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm import CheckpointError
-from hybridlm.files.parts import Parts
 
 ROW = 60
 """A row of the embedding, as of a new token."""
@@ -87,17 +87,6 @@ def test_states_of_a_prefix(lm: hybridlm.LM, other: hybridlm.LM, tmp_path: Path)
             use()
 
 
-def stop(patch: pytest.MonkeyPatch) -> None:
-    """Interrupt a run over a file after its first part."""
-    add = Parts.add
-
-    def added(parts: Parts, *arguments: Any, **settings: Any) -> None:
-        add(parts, *arguments, **settings)
-        raise KeyboardInterrupt
-
-    patch.setattr(Parts, "add", added)
-
-
 def lines(path: Path) -> Path:
     """Write lines that are answered by an error each, without a step."""
     path.write_text("".join(json.dumps({"token_ids": []}) + "\n" for _ in range(6)))
@@ -116,7 +105,7 @@ FILES: dict[str, Callable[[hybridlm.LM, Path, Path], Any]] = {
 def test_parts_of_an_output(lm: hybridlm.LM, other: hybridlm.LM, tmp_path: Path, kind: str) -> None:
     run, source, output = FILES[kind], lines(tmp_path / "in.jsonl"), tmp_path / "out.jsonl"
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
-        stop(patch)
+        stop_after_parts(patch)
         run(lm, source, output)
     with pytest.raises(ValueError, match=r"parts of a run from something else \(model: "):
         run(other, source, output)

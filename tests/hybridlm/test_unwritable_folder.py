@@ -9,8 +9,6 @@ import pytest
 from toy_scorer import NO_MODEL, TOY, run_toy, write_lines
 
 import hybridlm
-from hybridlm.files.atomic import replaceable
-from hybridlm.rows.snapshot import StateKind, nothing_consumed
 
 
 @pytest.fixture
@@ -36,12 +34,11 @@ def locked() -> Iterator[Path]:
         (folder / "locked").chmod(0o755)
 
 
-def test_it_is_refused_before_anything_is_read(locked: Path):
-    prefix = hybridlm.Prefix((5,), nothing_consumed(StateKind("model", "float32", 8, ())))
+def test_it_is_refused_before_anything_is_read(text_lm: hybridlm.LM, locked: Path):
+    prefix = text_lm.prefix([5])
     absent = locked.parent / "absent.jsonl"
     for name in ("older.jsonl", "new.jsonl"):
         for write in (
-            lambda output: replaceable(output),
             lambda output: run_toy(TOY, absent, output),
             lambda output: prefix.save(output),
             lambda output: run_toy(NO_MODEL, locked.parent / "in.jsonl", output, window=8),

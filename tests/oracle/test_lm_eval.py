@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from command_line import run_command
+from command_line import load_in_commands, run_command
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
@@ -172,10 +172,9 @@ def test_the_boundary_is_lm_evals(lm: hybridlm.LM):
 
 
 def test_command(checkpoint: Path, tasks: Path, tmp_path: Path, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
-    from hybridlm.cli import options as cli_options
     from hybridlm.evals import HybridLM
 
-    monkeypatch.setattr(cli_options, "load", lambda *args, **settings: lm)
+    load_in_commands(monkeypatch, lm)
     arguments = ["eval", "-m", "tiny", "-t", "kites,pages", "--include-path", str(tasks), "--limit", "2"]
     result = run_command(*arguments, "-o", tmp_path / "out.json", "--samples")
     assert "|kites|" in result.stdout and "word_perplexity" in result.stdout

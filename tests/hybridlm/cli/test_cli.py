@@ -19,6 +19,8 @@ from typing import Any
 
 import jax
 import pytest
+from command_line import load_in_commands
+from paged_shapes import compiled_steps
 from text_checkpoint import SETTINGS, write_text_checkpoint
 from typer.testing import CliRunner, Result
 
@@ -28,8 +30,6 @@ from hybridlm.cli import demo as cli_demo
 from hybridlm.cli import generate, options
 from hybridlm.cli.main import app, main
 from hybridlm.demo import story
-from hybridlm.programs.shapes import Shape
-from hybridlm.programs.stored_programs import Origin
 from hybridlm.text import Tokenizer
 
 
@@ -46,7 +46,7 @@ def loaded(checkpoint: Path) -> hybridlm.LM:
 @pytest.fixture
 def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, so that its steps are compiled once."""
-    monkeypatch.setattr(options, "load", lambda *args, **settings: loaded)
+    load_in_commands(monkeypatch, loaded)
     return loaded
 
 
@@ -495,8 +495,8 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
 @pytest.mark.parametrize("stored", [True, False])
 def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     origins = {
-        Shape("generate", 1, 1, 1): Origin(True, {}, True),
-        Shape("generate", 2, 1, 2): Origin(False, {}, stored),
+        "generate 1x1 of 1": types.SimpleNamespace(stored=True, reusable=True),
+        "generate 2x1 of 2": types.SimpleNamespace(stored=False, reusable=stored),
     }
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
@@ -565,9 +565,7 @@ def test_demo(embedded: hybridlm.LM):
     assert output.count("tokens/s") == 2 and output.count("0 of 3 right") == 2 and "NO" not in output
     assert output.endswith("all 3 answers are equal, token by token\n")
     # One step for the batch, another one for a single lane.
-    assert {(3, 5), (3, 1), (1, 5), (1, 1)} <= {
-        (s.lanes, s.tokens) for s in embedded.engine.programs.shapes if isinstance(s, Shape)
-    }
+    assert {(3, 5), (3, 1), (1, 5), (1, 1)} <= {(shape.lanes, shape.tokens) for shape in compiled_steps(embedded)}
 
 
 def test_demo_sees_a_leak(embedded: hybridlm.LM):

@@ -9,11 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
+from command_line import give_classifier, load_in_commands
 from text_checkpoint import SETTINGS
 from typer.testing import CliRunner, Result
 
 import hybridlm
-from hybridlm.checkpoint.classifier import Classifier
 from hybridlm.cli import options
 from hybridlm.cli.main import app
 
@@ -26,8 +26,8 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model that all commands load, with a head of three classes."""
     rng = np.random.default_rng(0)
     weight = rng.normal(size=(3, text_lm.config.hidden_size)).astype(np.float32)
-    monkeypatch.setattr(text_lm.text_model, "classifier", Classifier(weight, ("good", "bad", "ugly")))
-    monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
+    give_classifier(monkeypatch, text_lm, weight, "good", "bad", "ugly")
+    load_in_commands(monkeypatch, text_lm)
     return text_lm
 
 
@@ -55,9 +55,7 @@ def test_embed_lines_of_text(lm: hybridlm.LM, tmp_path: Path) -> None:
 
 
 def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        lm.text_model, "classifier", Classifier(np.ones((1, lm.config.hidden_size), np.float32), ("reward",))
-    )
+    give_classifier(monkeypatch, lm, np.ones((1, lm.config.hidden_size), np.float32), "reward")
     (tmp_path / "in.txt").write_text("Ada\n")
     assert run("classify", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl").exit_code == 0
     (row,) = lines(tmp_path / "out.jsonl")

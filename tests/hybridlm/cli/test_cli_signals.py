@@ -14,16 +14,15 @@ from typing import Any
 
 import numpy as np
 import pytest
+from command_line import give_classifier, load_in_commands
+from stopped_runs import stop_after_parts
 from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import Event
-from hybridlm.checkpoint.classifier import Classifier
-from hybridlm.cli import generate, options
+from hybridlm.cli import generate
 from hybridlm.cli.main import app, main
 from hybridlm.cli.signals import Ended, ended_by_signals
-from hybridlm.files.parts import Parts
-from hybridlm.openai_batch import batch_task
 
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
 ROWS = [{"id": i, "text": f"text {i}", "custom_id": str(i)} for i in range(7)]
@@ -42,9 +41,9 @@ def hangup() -> Iterator[None]:
 def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     """The model of all commands: a head of two classes, parts of three lines."""
     weight = np.ones((2, text_lm.config.hidden_size), np.float32)
-    monkeypatch.setattr(text_lm.text_model, "classifier", Classifier(weight, ("good", "bad")))
-    monkeypatch.setattr(options, "load", lambda *args, **settings: text_lm)
-    monkeypatch.setattr(batch_task, "LINES_PER_LANE", 1)
+    give_classifier(monkeypatch, text_lm, weight, "good", "bad")
+    load_in_commands(monkeypatch, text_lm)
+    monkeypatch.setattr("hybridlm.openai_batch.batch_task.LINES_PER_LANE", 1)
     return text_lm
 
 
@@ -66,16 +65,12 @@ def command(name: str, folder: Path) -> list[str | Path]:
 @pytest.mark.parametrize("name", ["score", "decide", "classify", "embed", "divergence", "batch"])
 def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str, number: signal.Signals):
     """After a signal in the second part, the same command writes the undisturbed output."""
-    arguments, add = command(name, tmp_path), Parts.add
+    arguments = command(name, tmp_path)
     handler = signal.signal(signal.SIGINT, signal.default_int_handler)  # a shell's background jobs ignore it
-
-    def killed(self: Parts, *args: Any, **named: Any) -> None:
-        add(self, *args, **named)
-        os.kill(os.getpid(), number)
 
     try:
         with monkeypatch.context() as patch:
-            patch.setattr(Parts, "add", killed)
+            stop_after_parts(patch, act=lambda: os.kill(os.getpid(), number))
             result = run(*arguments)
     finally:
         signal.signal(signal.SIGINT, handler)
@@ -93,7 +88,7 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
 
 
 def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setattr(Parts, "add", lambda *args, **named: os.kill(os.getpid(), signal.SIGTERM))
+    stop_after_parts(monkeypatch, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
     result = run(*command("score", tmp_path))
     assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [
         "ended by SIGTERM", "no rows are kept: the same command begins again"
@@ -109,19 +104,18 @@ def test_during_a_collection_of_garbage(
     number: signal.Signals,
 ) -> None:
     """Python ignores the exception there; the signal comes again."""
-    add, handler = Parts.add, signal.signal(signal.SIGINT, signal.default_int_handler)
+    handler = signal.signal(signal.SIGINT, signal.default_int_handler)
 
     def callback(phase: str, info: dict[str, int]) -> None:
         gc.callbacks.remove(callback)
         os.kill(os.getpid(), number)
 
-    def collected(self: Parts, *args: Any, **named: Any) -> None:
-        add(self, *args, **named)
+    def collect() -> None:
         gc.callbacks.append(callback)
         gc.collect()
         time.sleep(10)
 
-    monkeypatch.setattr(Parts, "add", collected)
+    stop_after_parts(monkeypatch, act=collect)
     monkeypatch.setattr(os, "_exit", sys.exit)
     monkeypatch.setattr(sys, "argv", ["hybridlm", *map(str, command("score", tmp_path))])
     try:

@@ -2,18 +2,13 @@
 
 import inspect
 from dataclasses import fields, replace
-from typing import Any, get_args
+from typing import Any
 
 import numpy as np
 import pytest
-from typer.models import CommandInfo
 
 import hybridlm
-from hybridlm.cli.main import app
-from hybridlm.cli.options import LOADING
-from hybridlm.devices.placement import ONE_DEVICE
-from hybridlm.engine.config import STEP_OPTIONS, EngineConfig
-from hybridlm.prefix_cache.budget import CacheBudget
+from hybridlm.engine.config import EngineConfig
 from models import family_of
 
 
@@ -30,33 +25,6 @@ def test_load_has_the_options_in_their_order_with_their_defaults() -> None:
         (option.name, option.default) for option in fields(EngineConfig)
     ]
     assert {parameter.kind for parameter in parameters} == {inspect.Parameter.KEYWORD_ONLY}
-
-
-OTHER_DEFAULTS = {("verify", "lanes"): None, ("batch", "prefix_cache"): "512MB"}
-"""Defaults of commands, where they differ from the fields' defaults."""
-OTHER_OPTIONS = {("bench", "lanes"), ("bench", "context"), ("launch", "context")}
-"""Options of commands, or typer's context, that have the name of a field and another meaning."""
-
-
-@pytest.mark.parametrize("command", app.registered_commands, ids=lambda command: command.callback.__name__)
-def test_options_of_a_command_are_fields_with_their_defaults_and_help(command: CommandInfo) -> None:
-    assert command.callback is not None
-    name, options = command.callback.__name__, {option.name: option for option in fields(EngineConfig)}
-    for parameter in inspect.signature(command.callback).parameters.values():
-        if parameter.name in options and (name, parameter.name) not in OTHER_OPTIONS:
-            option = options[parameter.name]
-            _, listed = get_args(parameter.annotation)
-            assert {key: getattr(listed, key) for key in option.metadata} == option.metadata
-            assert parameter.default == OTHER_DEFAULTS.get((name, parameter.name), option.default)
-
-
-def test_commands_have_every_option_with_help() -> None:
-    signatures = [inspect.signature(command.callback or print) for command in app.registered_commands]
-    parameters = {name for signature in signatures for name in signature.parameters}
-    assert set(LOADING) <= parameters and set(STEP_OPTIONS) <= set(LOADING) and "adapter" in LOADING
-    assert {option.name for option in fields(EngineConfig)} - set(LOADING) == {
-        "certify", "compilation_cache", "progress", "sanitize", "dequantise",
-    }  # fmt: skip
 
 
 @pytest.mark.parametrize(("options", "error", "field"), [
@@ -89,14 +57,14 @@ CONFIG: dict[str, Any] = {
 
 
 def test_resolved_options_have_the_values_of_the_model() -> None:
-    model = family_of(CONFIG).read_config(CONFIG)
-    settings = EngineConfig(prefix_cache="1kB").resolved(model, "float16", ONE_DEVICE)
+    model, placement = family_of(CONFIG).read_config(CONFIG), EngineConfig().place()
+    settings = EngineConfig(prefix_cache="1kB").resolved(model, "float16", placement)
     assert (settings.context, settings.chunk, settings.dtype) == (100, 100, "float16")
-    assert settings.prefix_cache == CacheBudget(1000, 1000)
-    assert EngineConfig(context=20).resolved(model, "float16", ONE_DEVICE, chunk=8).chunk == 8
+    assert settings.prefix_cache == (1000, 1000)
+    assert EngineConfig(context=20).resolved(model, "float16", placement, chunk=8).chunk == 8
     for options in (EngineConfig(context=101), EngineConfig(chunk=101), EngineConfig(draft_tokens=100)):
         with pytest.raises(ValueError, match="^(context|chunk|draft_tokens): "):
-            options.resolved(model, "float16", ONE_DEVICE)
+            options.resolved(model, "float16", placement)
 
 
 def test_texts_differ_where_options_do_and_not_between_processes() -> None:

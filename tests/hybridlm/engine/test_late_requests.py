@@ -10,7 +10,6 @@ from random_checkpoint import write_random_checkpoint
 
 import hybridlm
 from hybridlm.engine.scheduler import MAX_PREFILL_RUN
-from hybridlm.requests.sequence import ActiveSequence
 
 LANES = 4
 
@@ -108,9 +107,7 @@ class Queue:
 
     def _counted(self, *arguments: Any, owners: Any, **options: Any) -> Any:
         for owner in owners:
-            numbers = (
-                [owner.request.index] if isinstance(owner, ActiveSequence) else self.session._prompts.get(owner, [])
-            )
+            numbers = [owner.request.index] if hasattr(owner, "request") else self.session._prompts.get(owner, [])
             for number in numbers:
                 if number in self._arrived:
                     self.waits.setdefault(number, self.steps - self._arrived[number])

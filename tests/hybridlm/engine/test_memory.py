@@ -10,12 +10,10 @@ import pytest
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
-from hybridlm import InsufficientMemory, loading
-from hybridlm.devices.placement import Placement
+from hybridlm import EngineConfig, InsufficientMemory, loading
 from hybridlm.engine import memory
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, available_memory
-from hybridlm.programs.programs import Programs
 
 MB = 1 << 20
 
@@ -103,7 +101,7 @@ def test_over_a_mesh_bytes_are_per_device(text_lm: hybridlm.LM, monkeypatch: pyt
         demand.page,
     ) and demand.weights // 4 - 64 <= each.weights <= demand.weights // 4
     monkeypatch.undo()
-    memory_of_device = available_memory(Placement(hybridlm.mesh(data=4)))
+    memory_of_device = available_memory(EngineConfig(mesh=hybridlm.mesh(data=4)).place())
     assert memory_of_device is None or memory_of_device < MB + (available_memory() or 0) // 3
     split = replace(each, row=MB, page=MB, weights=0, context=512)
     with pytest.raises(InsufficientMemory, match=r"on each of 4 devices: .* lanes=4 or context=384 or cache=3584"):
@@ -139,13 +137,13 @@ def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
 ) -> None:
     scratch: list[int] = []
 
-    def compiled(self: Programs, shape: Any, arguments: Any) -> Any:
+    def compiled(self: Any, shape: Any, arguments: Any) -> Any:
         assert (shape.lanes, shape.tokens) == (3, 10) or shape.step == "generate"
         temp = 5000 if shape.step == "verify" else 1000
         return SimpleNamespace(certificate=SimpleNamespace(memory=SimpleNamespace(temp=temp)))
 
     monkeypatch.setattr(memory, "available_memory", lambda placement: 0)
-    monkeypatch.setattr(Programs, "compiled", compiled)
+    monkeypatch.setattr("hybridlm.programs.programs.Programs.compiled", compiled)
     monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
     hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)
     assert scratch[-1] == counted

@@ -1,5 +1,6 @@
 """Prompts and texts behind a prefix: cold equals warm, and wrong states are refused."""
 
+import copy
 import dataclasses
 import json
 from pathlib import Path
@@ -13,9 +14,6 @@ from comparison import TOLERANCES
 
 import hybridlm
 from hybridlm.engine.prefix import _arrays as arrays
-from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.rows.pool import RowPool
-from hybridlm.steps.structure import Rows
 from models import family_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -162,13 +160,13 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     engine = text_lm.engine
     copies = arrays(prefix.snapshot)
 
-    run, stepped = engine.run, list[RowPool]()
+    run, stepped = engine.run, list[Any]()
 
-    def recorded(shape: Any, pool: RowPool, *args: Any, **about: Any) -> Any:
+    def recorded(shape: Any, pool: Any, *args: Any, **about: Any) -> Any:
         stepped.append(pool)
         return run(shape, pool, *args, **about)
 
-    def poison(rows: Rows, owners: list[Any]) -> Rows:
+    def poison(rows: Any, owners: list[Any]) -> Any:
         pool, pages = stepped[-1], stepped[-1].page_owner
         assert pages is not None
         free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
@@ -176,12 +174,13 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
         assert len(free_rows) != len(free_pages)
         free = {len(part): part for part in (free_rows, free_pages)}
         where = lambda leaf: free[len(leaf)].reshape((-1,) + (1,) * (leaf.ndim - 1))
-        return Rows(jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers), rows.token)
+        return rows._replace(layers=jax.tree.map(lambda leaf: jnp.where(where(leaf), jnp.nan, leaf), rows.layers))
 
     def full_of_nan() -> None:
         pool = engine.pool
-        nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), pool.take().layers)
-        pool.arrays = Rows(nan, jnp.zeros((pool.size, 1), jnp.int32))
+        rows = pool.take()
+        nan = jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers)
+        pool.arrays = rows._replace(layers=nan, token=jnp.zeros_like(rows.token))
 
     full_of_nan()
     monkeypatch.setattr(engine, "run", recorded)
@@ -193,8 +192,8 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
             assert got.logprobs.tobytes() == expected.logprobs.tobytes()
     finally:
         engine.after_step = None
-    for array, copy in zip(arrays(prefix.snapshot), copies, strict=True):
-        assert array.tobytes() == copy.tobytes(), "a fork reads the snapshot and leaves it as it is"
+    for array, other in zip(arrays(prefix.snapshot), copies, strict=True):
+        assert array.tobytes() == other.tobytes(), "a fork reads the snapshot and leaves it as it is"
 
 
 def test_the_context_counts_the_prefix(text_lm: hybridlm.LM) -> None:
@@ -224,8 +223,9 @@ def test_a_prefix_on_other_devices_is_refused(text_lm: hybridlm.LM) -> None:
     prefix = text_lm.prefix(IDS[:9])
     state, mesh = prefix.snapshot.state, jax.make_mesh((2,), ("data",), devices=jax.devices()[:2])
     assert state is not None
-    arrays = jax.device_put(state.arrays, jax.NamedSharding(mesh, jax.P()))
-    snapshot = dataclasses.replace(prefix.snapshot, state=CachedBuffers(arrays, state.position, state.mark))
+    state = copy.copy(state)
+    state.arrays = jax.device_put(state.arrays, jax.NamedSharding(mesh, jax.P()))
+    snapshot = dataclasses.replace(prefix.snapshot, state=state)
     with pytest.raises(hybridlm.SnapshotError, match="a state of 2 devices .*load_prefix"):
         text_lm.generate([IDS[9:]], prefix=dataclasses.replace(prefix, snapshot=snapshot), max_tokens=2)
 

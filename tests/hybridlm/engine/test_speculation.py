@@ -8,7 +8,6 @@ import pytest
 
 import hybridlm
 from hybridlm import Completion
-from hybridlm.drafting.acceptance import AcceptancePrior
 from hybridlm.engine.speculation import Speculation
 
 REPEATING = [7, 11, 13, 5, 3] * 4
@@ -183,7 +182,7 @@ def test_drafts_that_do_not_pay_stop(
     """Sequences without right drafts stop drafting if verification costs 1.5 steps."""
     monkeypatch.setattr(Speculation, "cost", lambda self, lanes: 1.5)
     monkeypatch.setattr("hybridlm.drafting.step_times.StepTimes.measured", lambda self, step: True)
-    monkeypatch.setattr(text_lm.engine, "_prior", AcceptancePrior())
+    monkeypatch.setattr(text_lm.engine, "_prior", type(text_lm.engine._prior)())
     stats, drafter = text_lm.stats, Never()
     check(text_lm.generate(PROMPTS, speculate=drafter, **SETTINGS), plain)
     new_stats = text_lm.stats

@@ -63,3 +63,10 @@ def test_one_lane_pays_nothing(lm: hybridlm.LM) -> None:
     plain = jax.jit(step, donate_argnums=1).lower(*lm.engine.example_arguments(shape)).compile()
     names, expected = (operations(compiled) for compiled in (lm.engine.program(shape).compiled, plain))
     assert len(names) > 500 and names == expected
+
+
+def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
+    names = {str(shape) for shape in warmup.all_shapes(cached_lm.engine, only_full=True)}
+    pages = cached_lm.engine.pages(3)
+    spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
+    assert {"keep a state of 3", "restore a state to 3", *spans} < names

@@ -17,7 +17,6 @@ from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.drafting import step_times
-from hybridlm.engine import scheduler
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages

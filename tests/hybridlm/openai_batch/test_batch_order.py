@@ -9,11 +9,11 @@ from typing import Any
 
 import pytest
 from model_inputs import model_inputs
+from stopped_runs import stop_after_parts
 from toy_scorer import run_toy, toy_model
 
 import hybridlm
 from hybridlm import GrammarError
-from hybridlm.files.parts import Parts
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.openai_batch.request import OpenAIRequest
 
@@ -44,19 +44,6 @@ def rows(path: Path) -> list[dict[str, Any]]:
     return results
 
 
-def stopping(calls: int) -> Any:
-    """A writer of parts that interrupts the run after so many parts."""
-    add, records = Parts.add, []
-
-    def added(parts: Parts, *arguments: Any, **counts: Any) -> None:
-        add(parts, *arguments, **counts)
-        records.append(1)
-        if len(records) == calls:
-            raise KeyboardInterrupt
-
-    return added
-
-
 @pytest.mark.slow
 def test_beginnings_are_read_once_in_each_part(cached_lm: hybridlm.LM, tmp_path: Path) -> None:
     source = write(tmp_path / "in.jsonl")
@@ -82,14 +69,14 @@ def test_continues_with_the_same_bytes(cached_lm: hybridlm.LM, tmp_path: Path, p
     source = write(tmp_path / "in.jsonl")
     full = cached_lm.batch_file(source, tmp_path / "whole.jsonl", window=6)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "add", stopping(parts))
+        stop_after_parts(patch, parts)
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     report = cached_lm.batch_file(source, tmp_path / "out.jsonl", window=6)
     assert report.kept == 6 * parts and report.prefix_tokens_saved == full.prefix_tokens_saved
     assert rows(tmp_path / "out.jsonl") == rows(tmp_path / "whole.jsonl")
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(Parts, "add", stopping(1))
+        stop_after_parts(patch)
         with pytest.raises(KeyboardInterrupt):
             cached_lm.batch_file(source, tmp_path / "again.jsonl", window=6)
         patch.setattr(cached_lm.engine, "options", replace(cached_lm.engine.options, prefix_cache=None))

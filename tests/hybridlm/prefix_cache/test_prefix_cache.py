@@ -1,5 +1,6 @@
 """Prompts with cached prefixes equal cold prompts after eviction, moves and deletion."""
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from typing import Any
@@ -9,16 +10,13 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kept_states import assert_kept_agrees, empty_cache
+from model_inputs import active_sequence
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.engine.warmup import all_shapes
 from hybridlm.prefix_cache.budget import cache_budget
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.radix_tree import TreeError
-from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams
-from hybridlm.rows.cached_buffers import CachedBuffers
-from hybridlm.steps.structure import Rows
 from models import KV_BLOCK
 
 RNG = np.random.default_rng(5)
@@ -158,7 +156,7 @@ def test_long_prompts_leave_states_on_the_way() -> None:
 
 def test_prompts_wait_for_what_another_one_reads() -> None:
     cache = PrefixCache(Nothing(), cache_budget(10), 4)  # type: ignore[arg-type]  # a stand-in
-    other = ActiveSequence(Request(0, tuple(range(40)), ResolvedParams()), stops=(32, 36, 40))
+    other = active_sequence(range(40), stops=(32, 36, 40))
     assert not cache.should_wait([*range(3), 99, 98], [other]), "less than a chunk together"
     assert cache.should_wait([*range(38), 99], [other]) and other.stops == (32, 36, 40), "it goes on from 36"
     assert cache.should_wait(range(40), [other]) and other.stops == (32, 36, 40), "one token of the same prompt is left"
@@ -198,8 +196,8 @@ def test_an_explicit_prefix_works_as_before(text_lm: hybridlm.LM, cached: hybrid
 def test_a_state_that_led_to_nan_is_not_used_again(text_lm: hybridlm.LM, cached: hybridlm.LM) -> None:
     prompt = new(2 * CHUNK + 1)
 
-    def poison(rows: Rows, owners: list[Any]) -> Rows:
-        return Rows(jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers), rows.token)
+    def poison(rows: Any, owners: list[Any]) -> Any:
+        return rows._replace(layers=jax.tree.map(lambda leaf: jnp.full_like(leaf, jnp.nan), rows.layers))
 
     cached.engine.after_step = poison
     try:
@@ -238,7 +236,8 @@ def test_states_of_another_position_tokens_or_model_are_refused(cached: hybridlm
     with cache.pinned([*prompt, 5], None) as snapshot:
         assert snapshot is not None and snapshot.state is not None and len(snapshot.spans) > 1
         spans, kind = snapshot.spans, dataclasses.replace(snapshot.kind, model="another")
-        other = CachedBuffers(snapshot.state.arrays, 139, None)
+        other = copy.copy(snapshot.state)
+        other.position, other.mark = 139, None
         shifted = spans[-1]._replace(first=spans[-1].first + 1)
         for change, message in (
             ({"kind": kind}, "model: expected .*, got another"),
@@ -283,10 +282,3 @@ def test_budgets(text_lm: hybridlm.LM) -> None:
         hybridlm.load(text_lm.path, prefix_cache=minimum - 1, **SETTINGS)
     with pytest.raises(ValueError, match="got 'a lot'"):
         hybridlm.load(text_lm.path, prefix_cache="a lot", **SETTINGS)
-
-
-def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
-    names = {str(shape) for shape in all_shapes(cached_lm.engine, only_full=True)}
-    pages = cached_lm.engine.pages(3)
-    spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
-    assert {"keep a state of 3", "restore a state to 3", *spans} < names

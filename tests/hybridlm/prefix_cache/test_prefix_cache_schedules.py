@@ -16,7 +16,6 @@ from kept_states import assert_kept_agrees, empty_cache
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
-from hybridlm.engine.engine import Engine
 from models import family_of
 
 GOLDEN = Path(__file__).parents[2] / "golden"
@@ -108,7 +107,7 @@ def expected(text_lm: hybridlm.LM) -> Alone:
 @given(ACTIONS, st.sampled_from(["100kB", "250kB", {"device": "100kB", "host": 0}]))
 @settings(max_examples=12)
 def test_random_schedules(cached_lm: hybridlm.LM, expected: Alone, actions: list[Any], budget: Any) -> None:
-    assert Engine.checked
+    assert cached_lm.engine.checked
     run(empty_cache(cached_lm, budget), expected, actions)
 
 

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, invariant, rule
 
 from hybridlm.prefix_cache.radix_tree import Node, RadixTree, TreeError, common_length, split_spans
-from hybridlm.rows.cached_buffers import BufferSpan
+from hybridlm.rows import BufferSpan
 
 Tokens = tuple[int, ...]
 # Few ids, so that most sequences begin alike.

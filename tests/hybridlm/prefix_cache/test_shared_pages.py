@@ -10,15 +10,13 @@ import numpy as np
 import pytest
 from kept_states import empty_cache
 from random_traffic import Asked, compare, traffic
+from recorded_calls import Call, record_calls
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Completion
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
-from hybridlm.programs.runner import Move, Runner
-from hybridlm.rows.pool import RowPool
-from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
 from models import KV_BLOCK
 
@@ -79,7 +77,7 @@ def alone(lm: hybridlm.LM, prompt: list[int], count: int) -> list[int]:
     return lm.generate([prompt], max_tokens=count, **FREE)[0].token_ids
 
 
-def pool_of(session: hybridlm.Session) -> RowPool:
+def pool_of(session: hybridlm.Session) -> Any:
     pool = session._scheduler._pool
     assert pool is not None
     return pool
@@ -119,17 +117,13 @@ def finish(session: hybridlm.Session) -> dict[int, Completion]:
     return completions
 
 
-def moves_of_pages(monkeypatch: pytest.MonkeyPatch) -> list[Move]:
-    """Record the moves of keys and values."""
-    moves, right = list[Move](), Runner.move
+MOVE = "hybridlm.programs.runner.Runner.move"
 
-    def move(self: Runner, step: Move, examples: Any) -> None:
-        if step.shape.part == "span":
-            moves.append(step)
-        right(self, step, examples)
 
-    monkeypatch.setattr(Runner, "move", move)
-    return moves
+def restored_pages(calls: list[Call]) -> list[int]:
+    """Return the first place of each move of keys and values into a row."""
+    moves = [call.args[1] for call in calls]
+    return [int(move.maps[2][0]) for move in moves if move.shape.part == "span" and not move.shape.kept]
 
 
 COMMON = ids(300, 1)
@@ -148,14 +142,14 @@ def test_two_sequences_have_the_pages_of_their_common_prefix(
         session.submit(FIRST, max_tokens=counts[0], **FREE)
         while not decodes(session, 0):
             session.step()
-        moves, shared = moves_of_pages(monkeypatch), pages_of(session, 0)[:2]
+        calls, shared = record_calls(monkeypatch, MOVE), pages_of(session, 0)[:2]
         numbers = numbers_in(session, shared)
         session.submit(SECOND, max_tokens=counts[1], **FREE)
         while not decodes(session, 1):
             session.step()
         first, second = pages_of(session, 0), pages_of(session, 1)
         assert first[:2] == second[:2] == shared and not set(first[2:]) & set(second[2:])
-        assert [int(move.maps[2][0]) for move in moves if not move.shape.kept] == [32], "full pages are not copied"
+        assert restored_pages(calls) == [32], "full pages are not copied"
         completions = finish(session)
         assert numbers_in(session, shared) == numbers, "no step has written them"
     assert [completions[index].token_ids for index in (0, 1)] == want
@@ -179,7 +173,7 @@ def test_nothing_outside_its_pages_reaches_a_sequence(cold: hybridlm.LM, lm: hyb
     with lm.session() as session:
         session.submit(SECOND, max_tokens=8, **FREE)
 
-        def poison(rows: Rows, owners: list[Any]) -> Rows:
+        def poison(rows: Any, owners: list[Any]) -> Any:
             (sequence,) = session._scheduler.joined
             assert sequence.slot is not None
             pages = [pool_of(session).page(sequence.slot, block) for block in range(-(-sequence.consumed // KV_BLOCK))]
@@ -188,7 +182,7 @@ def test_nothing_outside_its_pages_reaches_a_sequence(cold: hybridlm.LM, lm: hyb
             layers = jax.tree.map(
                 lambda leaf, array: leaf.at[others].set(jnp.nan) if array.grows else leaf, rows.layers, arrays
             )
-            return Rows(layers, rows.token)
+            return rows._replace(layers=layers)
 
         saved, lm.engine.after_step = lm.stats["prefix_tokens_saved"], poison
         try:
@@ -287,10 +281,10 @@ def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: p
         first.submit(FIRST, max_tokens=30, **FREE)
         while not decodes(first, 0):
             first.step()
-        moves = moves_of_pages(monkeypatch)
+        calls = record_calls(monkeypatch, MOVE)
         second.submit(SECOND, max_tokens=8, **FREE)
         completions = finish(second)
-        assert [int(move.maps[2][0]) for move in moves if not move.shape.kept][:1] == [32]
+        assert restored_pages(calls)[:1] == [32]
         assert completions[0].token_ids == alone(cold, SECOND, 8)
         assert finish(first)[0].token_ids == alone(cold, FIRST, 30)
 

@@ -5,20 +5,12 @@ from typing import Any
 
 import numpy as np
 import pytest
+from row_pools import BLOCKS, row_pool
 
 from hybridlm.compiler.host import Slot, SlotsExhausted
 from hybridlm.rows.pool import RowPool
-from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
 from models import KV_BLOCK
-
-BLOCKS = 2
-"""Most pages of a row."""
-
-
-def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
-    token: Any = np.zeros((size, 1), np.int32)
-    return RowPool(Rows((), token), devices + size * BLOCKS if pages is None else pages, BLOCKS, devices)
 
 
 def fault(kind: SlotFault) -> Any:
@@ -42,7 +34,7 @@ def test_random_sequences_have_their_pages_alone(seed: int) -> None:
     rng = random.Random(seed)
     devices = rng.choice((1, 2, 4))
     free = [rng.randint(2, 5)] * devices
-    pool = pool_of(4 * devices, devices, pages=devices + sum(free))
+    pool = row_pool(4 * devices, devices, pages=devices + sum(free))
     total, rows, held = sum(free), [4] * devices, dict[Slot, int]()
     for _ in range(200):
         slot, positions = rng.choice([None, *held]), rng.randint(0, 2 * KV_BLOCK)
@@ -80,7 +72,7 @@ def test_random_sequences_have_their_pages_alone(seed: int) -> None:
 
 
 def test_a_row_keeps_its_pages_as_it_grows() -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     first, second = pool.acquire(100), pool.acquire(1)
     before = tables(pool, [first, second])
     pool.reserve(first, KV_BLOCK)
@@ -95,7 +87,7 @@ def test_a_row_keeps_its_pages_as_it_grows() -> None:
 
 
 def test_a_step_writes_within_the_pages_of_its_rows() -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     slot = pool.acquire(KV_BLOCK)
     rows = np.array(pool.rows_of([slot]) + [3])
     nothing = np.zeros(2, int)
@@ -112,7 +104,7 @@ def test_a_step_writes_within_the_pages_of_its_rows() -> None:
 @pytest.mark.parametrize("devices", [1, 2])
 def test_a_shared_page_is_read_only_for_all_its_rows(devices: int) -> None:
     """From the first row's reading until the last holder but one has gone."""
-    pool = pool_of(2 * devices, devices)
+    pool = row_pool(2 * devices, devices)
     first = pool.acquire(2 * KV_BLOCK, devices - 1)
     kept = pool.keep_page(first, 0)
     second = pool.acquire(2 * KV_BLOCK, devices - 1, [kept])
@@ -151,7 +143,7 @@ def test_a_shared_page_is_read_only_for_all_its_rows(devices: int) -> None:
 
 
 def test_pages_are_shared_with_new_rows_of_their_device() -> None:
-    pool = pool_of(4, 2)
+    pool = row_pool(4, 2)
     slot, other = pool.acquire(KV_BLOCK, 0), pool.acquire(KV_BLOCK, 1)
     kept = pool.keep_page(slot, 0)
     with fault(SlotFault.PLACES):
@@ -169,7 +161,7 @@ def test_pages_are_shared_with_new_rows_of_their_device() -> None:
 
 
 def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
-    pool = RowPool(Rows((), pool_of(4).arrays.token))  # type: ignore[union-attr]
+    pool = row_pool(4, pages=0)
     slot = pool.acquire(10**6)
     pool.reserve(slot, 10**7)
     assert pool.arrange([slot], 2)[1].pages is None and pool.devices_for(10**9) == [0]
@@ -183,7 +175,7 @@ def test_a_pool_without_a_kv_cache_has_no_pages() -> None:
     ["released page", "page of another row", "old table", "pages of a free row", "lost", "kept and lost", "not kept"],
 )
 def test_integrity_finds_every_fault(kind: str) -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     first, second = pool.acquire(200), pool.acquire(100)
     row, other = pool.rows_of([first, second])
     kept = pool.keep_page(first, 0)
@@ -204,7 +196,7 @@ def test_integrity_finds_every_fault(kind: str) -> None:
 
 def test_rows_are_reclaimed_when_no_traceback_holds_them() -> None:
     """The pool is whole again when the last dropped row is found; rows of sequences stay."""
-    pool = pool_of(3)
+    pool = row_pool(3)
     row, lost = pool.acquire(KV_BLOCK), pool.acquire(2 * KV_BLOCK)
     assert not pool.reclaim(1) and len(pool.owner.held) == 2
     del lost

@@ -7,20 +7,12 @@ import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
+from row_pools import BLOCKS, row_pool
 
 from hybridlm.compiler.host import Slot, SlotsExhausted
 from hybridlm.rows.pool import RowPool, RowsLost
-from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
 from models import KV_BLOCK
-
-BLOCKS = 2
-"""Pages of a row."""
-
-
-def pool_of(size: int, devices: int = 1, pages: int | None = None) -> RowPool:
-    token: Any = np.zeros((size, 1), np.int32)
-    return RowPool(Rows((), token), devices + size * BLOCKS if pages is None else pages, BLOCKS, devices)
 
 
 def acquired(pool: RowPool, rows: Sequence[int]) -> list[Slot]:
@@ -50,7 +42,7 @@ def test_sequences_have_lanes_on_their_devices_and_lanes_distinct_rows(
     arrangement: tuple[int, int, list[int], int],
 ) -> None:
     devices, each, rows, lanes = arrangement
-    pool = pool_of(devices * each, devices)
+    pool = row_pool(devices * each, devices)
     places, lane_map = pool.arrange(acquired(pool, rows), devices * lanes)
     numbers = lane_map.rows.tolist()
     assert [numbers[place] for place in places] == rows
@@ -63,7 +55,7 @@ def test_sequences_have_lanes_on_their_devices_and_lanes_distinct_rows(
 @given(arrangements())
 def test_as_many_lanes_as_rows_have_the_rows_of_their_numbers(arrangement: tuple[int, int, list[int], int]) -> None:
     devices, each, rows, _ = arrangement
-    pool = pool_of(devices * each, devices)
+    pool = row_pool(devices * each, devices)
     places, lane_map = pool.arrange(acquired(pool, rows), pool.size)
     assert places == rows and lane_map.rows.tolist() == list(range(pool.size))
     assert lane_map.slots.tolist() == list(range(each)) * devices
@@ -72,7 +64,7 @@ def test_as_many_lanes_as_rows_have_the_rows_of_their_numbers(arrangement: tuple
 @given(arrangements())
 def test_lanes_that_are_needed_are_enough_and_no_fewer(arrangement: tuple[int, int, list[int], int]) -> None:
     devices, each, rows, _ = arrangement
-    pool = pool_of(devices * each, devices)
+    pool = row_pool(devices * each, devices)
     slots = acquired(pool, rows)
     needed = pool.lanes_for(slots)
     pool.arrange(slots, needed)
@@ -86,11 +78,11 @@ def test_lanes_that_are_needed_are_enough_and_no_fewer(arrangement: tuple[int, i
 @pytest.mark.parametrize("lanes", [3, 10, 1])
 def test_lanes_are_equal_on_all_devices_and_at_most_the_rows(lanes: int) -> None:
     with fault(SlotFault.LANES):
-        pool_of(8, 2).arrange((), lanes)
+        row_pool(8, 2).arrange((), lanes)
 
 
 def test_lanes_have_immutable_rows() -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     _, lane_map = pool.arrange([pool.acquire(100)], 2)
     for array in lane_map:
         assert array is not None
@@ -101,7 +93,7 @@ def test_lanes_have_immutable_rows() -> None:
 
 
 def test_only_live_distinct_slots_have_lanes() -> None:
-    pool, other = pool_of(4), pool_of(4)
+    pool, other = row_pool(4), row_pool(4)
     slot, released, foreign = pool.acquire(), pool.acquire(), other.acquire()
     pool.owner.release(released)
     wrong: list[tuple[list[Any], SlotFault]] = [
@@ -115,7 +107,7 @@ def test_only_live_distinct_slots_have_lanes() -> None:
 
 
 def test_tokens_are_counted_by_row() -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     first, second, third = (pool.acquire() for _ in range(3))
     pool.advance(np.array([2, 0, 3]), np.array([5, 7, 0]))
     assert [pool.consumed(slot) for slot in (first, second, third)] == [7, 0, 5]
@@ -128,7 +120,7 @@ def test_tokens_are_counted_by_row() -> None:
 
 
 def test_a_count_is_unknown_until_the_step_that_decides_it_is_read() -> None:
-    pool = pool_of(4)
+    pool = row_pool(4)
     first, second, third = (pool.acquire() for _ in range(3))
     pool.unsettle(np.array([0, 2]))
     assert [pool.settled(slot) for slot in (first, second, third)] == [False, True, False]
@@ -144,7 +136,7 @@ def test_a_count_is_unknown_until_the_step_that_decides_it_is_read() -> None:
 
 
 def test_a_vacated_pool_is_as_new() -> None:
-    pool = pool_of(4, 2)
+    pool = row_pool(4, 2)
     slot = pool.acquire()
     pool.unsettle(np.array([0, 1, 2, 3]))
     pool.vacate()
@@ -157,7 +149,7 @@ def test_a_vacated_pool_is_as_new() -> None:
 
 
 def test_arrays_that_were_not_put_back_are_lost() -> None:
-    pool = pool_of(2)
+    pool = row_pool(2)
     rows = pool.take()
     assert pool.arrays is None
     for use in (pool.take, pool.look):

@@ -5,12 +5,9 @@ from dataclasses import MISSING, fields
 from typing import Any, get_type_hints
 
 import pytest
-from typer.main import get_command
 
 import hybridlm
 from hybridlm import LM
-from hybridlm.cli.groups import options_of
-from hybridlm.cli.main import app
 from hybridlm.score_files.options import FileSettings
 
 TASKS: dict[str, Any] = {
@@ -50,16 +47,6 @@ def test_methods_have_the_settings_of_probes(method: Any) -> None:
         result[name] == default for group in groups for name, default in defaults(group).items() if name != "states"
     )
     assert result["states"] is False
-
-
-@pytest.mark.parametrize("name", TASKS)
-def test_commands_have_the_fields_as_options(name: str) -> None:
-    command: Any = get_command(app)
-    options = {array.name: array for array in command.commands[name].params}
-    for field in [*options_of(TASKS[name]), *options_of(hybridlm.FileOptions)] if fields(TASKS[name]) else []:
-        assert options[field.name].help == field.metadata["help"]
-        expected = None if field.default in (MISSING, ()) else field.default
-        assert options[field.name].default == expected
 
 
 @pytest.mark.parametrize("options", [{"windows": 3}, {"shrad": "0/2"}])

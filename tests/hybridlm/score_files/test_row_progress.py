@@ -1,13 +1,18 @@
 """Progress over text files: bytes of rows, and computed tokens within a part."""
 
 import re
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import pytest
 from toy_scorer import write_lines
 
 import hybridlm
+from hybridlm.score_files import run_file
 from hybridlm.score_files.row_progress import RowProgress, progress_line
+from hybridlm.score_files.task import run_rows
 
 
 def test_line_of_progress():
@@ -78,3 +83,31 @@ def test_the_report_has_the_share_of_tokens(tmp_path: Path, text_lm: hybridlm.LM
     assert shares == [2 / 5, 1.0]
     path = write_lines(tmp_path / "one.jsonl", [{"token_ids": [5]}])
     assert text_lm.score_file(path, tmp_path / "one.out.jsonl").token_share is None
+
+
+@pytest.fixture
+def texts(tmp_path: Path) -> Path:
+    """Forty rows of 1 to 40 tokens, some with common prefixes."""
+    rng = np.random.default_rng(0)
+    stem = rng.integers(3, 90, 12).tolist()
+    rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
+    return write_lines(tmp_path / "in.jsonl", [{"id": i, "token_ids": row} for i, row in enumerate(rows)])
+
+
+def test_the_report_counts_no_call_of_another_thread(
+    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = text_lm.score_file(texts, texts.with_name("alone.jsonl"))
+    shared = [[5, 9, 14, 3, 20, 7, last, 8] for last in (1, 2, 3)]
+
+    def disturbed(*arguments: Any) -> Any:
+        with ThreadPoolExecutor(1) as thread:
+            thread.submit(text_lm.score, shared).result()
+        return run_rows(*arguments)
+
+    monkeypatch.setattr(run_file, "run_rows", disturbed)
+    saved = text_lm.stats["prefix_tokens_saved"]
+    report = text_lm.score_file(texts, texts.with_name("disturbed.jsonl"))
+    assert text_lm.stats["prefix_tokens_saved"] - saved > expected.prefix_tokens_saved
+    for name in ("prefix_tokens_saved", "step_tokens", "step_places"):
+        assert getattr(report, name) == getattr(expected, name), name

@@ -15,7 +15,6 @@ import pytest
 from toy_scorer import TOY, interrupted, read_lines, run_toy, score, toy, write_lines
 
 import hybridlm
-from hybridlm.files.parts import Parts
 from hybridlm.score_files.task import RowTask
 
 REFERENCE = Path(__file__).resolve().parents[2] / "reference"
@@ -210,12 +209,11 @@ def test_somebody_elses_folder(texts: Path):
 def test_finished_run_is_not_done_again(texts: Path, monkeypatch: pytest.MonkeyPatch):
     """After a kill between output and cleanup, a repeat only cleans up."""
     output, folder = texts.with_name("out.jsonl"), texts.with_name("out.jsonl.parts")
-    leave = Parts.leave
     for origin in ("toy", "other"):
-        monkeypatch.setattr(Parts, "leave", lambda self: None)
-        run_toy(TOY, texts, output, window=3)
+        with monkeypatch.context() as patch:
+            patch.setattr("hybridlm.files.parts.Parts.leave", lambda self: None)
+            run_toy(TOY, texts, output, window=3)
         (folder / "part-000000.jsonl").unlink()
-        monkeypatch.setattr(Parts, "leave", leave)
         report = run_toy(
             replace(stopping(0 if origin == "toy" else 9), origin={"model": origin}), texts, output, window=3
         )

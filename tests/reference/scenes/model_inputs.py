@@ -8,7 +8,7 @@ import numpy as np
 
 from hybridlm import SamplingParams
 from hybridlm.engine.inputs import Inputs
-from hybridlm.requests.sequence import ActiveSequence, Request, logit_changes
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
 
 
@@ -31,3 +31,8 @@ def changed_by(
     sequence = ActiveSequence(request, consumed=len(prompt) + len(output) - 1, generated=list(output))
     changes = logit_changes([None] * (lanes - 1) + [sequence], vocabulary)
     return logits if changes is None else np.asarray(changed_logits(jnp.asarray(logits), changes))
+
+
+def active_sequence(prompt: Sequence[int], **state: Any) -> ActiveSequence:
+    """Return a sequence of default settings that has read nothing, but for `state`."""
+    return ActiveSequence(Request(0, tuple(prompt), ResolvedParams()), **state)

@@ -14,8 +14,6 @@ from toy_scorer import kill_after_nine_texts, write_lines
 import hybridlm
 from hybridlm.files import finished
 from hybridlm.files.finished import FinishedTexts, finished_files
-from hybridlm.score_files import run_file
-from hybridlm.score_files.task import run_rows
 
 
 def arrays(value: int) -> dict[str, np.ndarray]:
@@ -161,25 +159,6 @@ def test_a_call_of_another_thread_is_no_part_of_the_file(text_lm: hybridlm.LM, t
         assert thread.submit(text_lm.score, [other]).result()[0].logprobs[1:].tolist() == expected[1]
         assert text_lm.score([first])[0].logprobs[1:].tolist() == expected[0]
     assert resumed.begin_call() == 1
-
-
-def test_the_report_counts_no_call_of_another_thread(
-    text_lm: hybridlm.LM, texts: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = text_lm.score_file(texts, texts.with_name("alone.jsonl"))
-    shared = [[5, 9, 14, 3, 20, 7, last, 8] for last in (1, 2, 3)]
-
-    def disturbed(*arguments: Any) -> Any:
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(text_lm.score, shared).result()
-        return run_rows(*arguments)
-
-    monkeypatch.setattr(run_file, "run_rows", disturbed)
-    saved = text_lm.stats["prefix_tokens_saved"]
-    report = text_lm.score_file(texts, texts.with_name("disturbed.jsonl"))
-    assert text_lm.stats["prefix_tokens_saved"] - saved > expected.prefix_tokens_saved
-    for name in ("prefix_tokens_saved", "step_tokens", "step_places"):
-        assert getattr(report, name) == getattr(expected, name), name
 
 
 def test_the_most_likely_tokens_are_kept(text_lm: hybridlm.LM, tmp_path: Path) -> None:

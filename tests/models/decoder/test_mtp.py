@@ -10,10 +10,10 @@ from filled import filled
 from flax import nnx
 from paged_caches import by_lane
 
+from hybridlm.families import KVCache
 from models.decoder.decoder import lane_info
 from models.decoder.mtp import MtpDecoder, MtpState
 from models.families.qwen3_5 import QWEN3_5
-from models.mixers.kv_cache import KVCache
 from models.state.pages import cache_positions
 
 TOKENS, CONTEXT = 9, 200

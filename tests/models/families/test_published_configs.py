@@ -9,10 +9,8 @@ import pytest
 from flax import nnx
 from published import PUBLISHED, QWEN3_5_35B
 
-from hybridlm.families import AttentionConfig, MoeConfig
+from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, MoeConfig, Rope
 from models import ConfigError, DecoderConfig, Devices, ShardingError, family_of
-from models.layers.rope import Rope
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.state.state import StateSize, state_size
 
 

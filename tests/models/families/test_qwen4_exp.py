@@ -7,14 +7,17 @@ import numpy as np
 from published import QWEN4_EXP, read
 from tiny_variants import variant
 
-from hybridlm.families import AttentionConfig, QkNorm
+from hybridlm.families import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    IndexedAttentionConfig,
+    NgramEmbeddingConfig,
+    QkNorm,
+    Rope,
+    StreamsConfig,
+)
 from hybridlm.programs.kept_state import _small_model
 from models import Devices, family_of
-from models.decoder.streams import StreamsConfig
-from models.layers.rope import Rope
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.indexed_attention import IndexedAttentionConfig
-from models.mixers.ngram_embedding import NgramEmbeddingConfig
 
 TINY: dict[str, Any] = variant("indexed_base").config
 

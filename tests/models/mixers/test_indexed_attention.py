@@ -10,8 +10,8 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from hybridlm.families import Rope
 from models import KV_BLOCK, Devices, kv_blocks
-from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttention, IndexedAttentionConfig, best_blocks
 from models.state.state import TPU_COLUMNS

@@ -9,9 +9,9 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from hybridlm.families import NormConfig, Rope
 from models import KV_BLOCK, Devices, kv_blocks
-from models.layers.norms import GatedRMSNorm, NormConfig, RMSNorm
-from models.layers.rope import Rope
+from models.layers.norms import GatedRMSNorm, RMSNorm
 from models.mixers.latent_attention import LatentAttention, LatentAttentionConfig
 from models.state.state import TPU_COLUMNS
 

@@ -6,7 +6,7 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_equations, check_lengths
 
-from models.layers.rope import Rope
+from hybridlm.families import Rope
 from models.mixers.lightning_attention import LightningAttention, LightningAttentionConfig
 from models.ops.recurrences.ssd import CHUNK
 

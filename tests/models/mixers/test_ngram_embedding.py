@@ -10,11 +10,9 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
-from hybridlm.families import MlpConfig
+from hybridlm.families import MlpConfig, Rope, StreamsConfig
 from models import Decoder, DecoderConfig
 from models.decoder.decoder import lane_info
-from models.decoder.streams import StreamsConfig
-from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttentionConfig
 from models.mixers.ngram_embedding import NgramEmbeddingConfig

@@ -13,11 +13,10 @@ from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
 from paged_caches import by_lane, in_pages
 
-from hybridlm.families import LaneInfo
+from hybridlm.families import KVCache, LaneInfo, append_and_attend
 from hybridlm.steps.contract import kernel_calls, page_table
 from ir_passes import IsolationError, Lane, LaneContract, prove_isolation
 from models import Devices
-from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import ATTENTION, KERNEL, LATENT_ATTENTION, AttentionInputs, decode_attention_cpu
 from models.state.pages import own_pages
 

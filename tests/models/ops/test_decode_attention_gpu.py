@@ -10,9 +10,10 @@ import numpy as np
 import pytest
 from paged_caches import in_pages
 
+from hybridlm.families import KVCache
 from ir_passes import IsolationError, Lane, LaneContract, Note, PageTable, Pool, prove_isolation
 from models import Devices
-from models.mixers.kv_cache import KVCache, attend
+from models.mixers.kv_cache import attend
 from models.ops.decode_attention_gpu import KERNEL, part_count, part_turns, tile_rows
 from models.state.pages import own_pages
 

@@ -11,11 +11,12 @@ import numpy as np
 import pytest
 from packed_weights import weight_of
 
+from hybridlm.families import KVCache
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import GPUS
 from ir_passes.targets.kernel_limits import KernelResources
 from models import Devices
-from models.mixers.kv_cache import KVCache, attend
+from models.mixers.kv_cache import attend
 from models.ops import gpu_call as gpu_call_module
 from models.ops.decode_attention_gpu import KERNEL as ATTENTION
 from models.ops.decode_attention_gpu import tile_rows, turn_size

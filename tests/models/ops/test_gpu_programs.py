@@ -13,13 +13,13 @@ from jax import lax
 from jax.experimental import pallas as pl
 from packed_weights import Form, weight_of
 
-from hybridlm.families import LaneInfo, layer_conv
+from hybridlm.families import KVCache, LaneInfo, RecurrenceInputs, layer_conv
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import TargetError, read_target
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
 from models import KV_BLOCK, Devices
-from models.mixers.kv_cache import KVCache, append, attend
+from models.mixers.kv_cache import append, attend
 from models.ops.expert_dot import expert_dot
 from models.ops.expert_rows import MAX_ROUNDED_ROWS, matrix_reads, tile_rows
 from models.ops.float32 import silu_gated
@@ -28,7 +28,6 @@ from models.ops.linear import joined_linear, linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.delta_rule import delta_rule_step
-from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.ssd import ssd_step
 from models.ops.rms_norm_gpu import rms_norm
 from models.state.state import turn_blocks

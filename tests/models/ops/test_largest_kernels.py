@@ -10,16 +10,14 @@ import pytest
 from card_kernels import CARDS, kernels_on
 from packed_weights import weight_of
 
-from hybridlm.families import LaneInfo, layer_conv
+from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, layer_conv, ssd
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
 from models import KV_BLOCK, Devices
-from models.mixers.kv_cache import KVCache, attend
+from models.mixers.kv_cache import attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
 from models.ops.quantised_experts import experts_product
-from models.ops.recurrences.delta_rule import DeltaTokens, run_delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.ssd import ssd
+from models.ops.recurrences.delta_rule import run_delta_rule
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
 
 pytestmark = pytest.mark.target_cuda

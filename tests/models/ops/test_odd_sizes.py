@@ -16,16 +16,13 @@ import pytest
 from packed_weights import Form, weight_of
 from paged_caches import in_pages
 
-from hybridlm.families import LaneInfo, layer_conv
+from hybridlm.families import KVCache, LaneInfo, RecurrenceInputs, delta_rule, layer_conv, ssd
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs
 from models import KV_BLOCK, Devices
-from models.mixers.kv_cache import KVCache, attend
+from models.mixers.kv_cache import attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
 from models.ops.quantised_experts import experts_product
-from models.ops.recurrences.delta_rule import delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import rms_norm
 from models.state.pages import own_pages
 

@@ -8,10 +8,10 @@ import numpy as np
 import pytest
 from flax import nnx
 
+from hybridlm.families import NormConfig
 from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
 from ir_passes.kernels.reads import kernel_reads
 from models import Devices
-from models.layers.norms import NormConfig
 from models.ops.rms_norm_gpu import KERNEL, MAX_ROWS
 
 EPS = 1e-6

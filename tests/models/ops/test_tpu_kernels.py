@@ -8,11 +8,11 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+from hybridlm.families import RecurrenceInputs
 from ir_passes.targets import read_target
 from ir_passes.targets.gpus import TPUS
 from models import Devices
 from models.ops.recurrences.delta_rule import delta_rule_step
-from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_tpu import KERNEL, MAX_BLOCK, MAX_HEADS, heads_of_block
 from models.ops.recurrences.ssd import ssd_step
 

@@ -10,10 +10,9 @@ import pytest
 from filled import made
 from flax import nnx
 
-from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
+from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, MlpConfig, MoeConfig
 from models import ConfigError, Family, family_of
 from models.families.qwen3_next import projection_rows
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.weights.sources import Weight, WeightSource, rows, stacked, tensor
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden"

@@ -25,7 +25,7 @@ from models.mixers.gated_delta_net import GatedDeltaNetConfig
 from models.mixers.gated_short_conv import GatedShortConvConfig
 from models.mixers.indexed_attention import IndexedAttentionConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.kv_cache import KVCache, append_and_attend
+from models.mixers.kv_cache import KVCache, append_and_attend, attend
 from models.mixers.latent_attention import LatentAttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
 from models.mixers.mamba1 import Mamba1Config
@@ -96,6 +96,7 @@ __all__ = [
     "WeightSource",
     "YarnScaling",
     "append_and_attend",
+    "attend",
     "attention_weights",
     "conv_recurrent",
     "decoder_weights",

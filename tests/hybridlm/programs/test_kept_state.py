@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 from engine_mutants.catalogue import COMMITTED
+from published import QWEN4_EXP
 from random_checkpoint import write_random_checkpoint
 from text_checkpoint import GOLDEN
 
@@ -12,11 +13,11 @@ from hybridlm import EngineConfig
 from hybridlm.checkpoint.model import open_model
 from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.engine.abstract import abstract_engine
-from hybridlm.programs.kept_state import kept_state_findings
+from hybridlm.programs.kept_state import _small_model, kept_state_findings
 from hybridlm.steps.structure import flatten
 from ir_passes import NotCovered
 from ir_passes.contract.statements import MeasuredClaim, MeasuredFault
-from models import Devices
+from models import Devices, family_of
 
 VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
@@ -75,3 +76,12 @@ def test_steps_that_are_not_run_are_not_claimed() -> None:
     planned = engine.planned(engine.shape(**VERIFY))
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {certificate.id for certificate in planned.not_covered}
     assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {certificate.id for certificate in planned.proved}
+
+
+def test_measurements_of_verification_have_small_tables() -> None:
+    """A table of the published size has 205 GB in float32."""
+    small = _small_model(family_of(QWEN4_EXP).read_config(QWEN4_EXP), Devices())
+    rows = [
+        branch.inner.config.rows for layer in small.layers for branch in layer.branches if branch.inner.reads_tokens
+    ]
+    assert rows == [64 * 16] and len(small.layers) == 3

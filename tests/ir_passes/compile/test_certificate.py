@@ -11,7 +11,8 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ir_passes import Lane, LaneContract, Pool, SlotMap
+from hybridlm.compiler import collectives, exported
+from ir_passes import Lane, LaneContract, Pool, SlotMap, Statement
 from ir_passes.compile.certificate import (
     FORMAT,
     STATEMENTS,
@@ -24,10 +25,8 @@ from ir_passes.compile.certificate import (
 )
 from ir_passes.compile.certificate_store import Key
 from ir_passes.compile.versions import current_versions
-from ir_passes.contract.statements import Statement
-from ir_passes.files.record import MAX_CHARACTERS, RecordError
+from ir_passes.files.record import MAX_CHARACTERS
 from ir_passes.files.store import FileStore
-from ir_passes.jaxpr.collectives import Collective
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.rewrites.pipeline import PassReport
 
@@ -59,7 +58,7 @@ def certificate(**changes: Any) -> Certificate:
         copies=(),
         neighbours=(),
         pools=(PoolVerdict("args[0]", "result[0]", 256, 0, 0), PoolVerdict("args[1]", None, 8, 1, 2)),
-        collectives=(Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
+        collectives=(collectives.Collective("psum", ("model",), 2, "float32", 96, None, "step.py:7"),),
         memory=Memory(112, 96, 400, 300, 256, 0),
         seconds=Seconds(0.1, 0.25, 0.05, 0.1, 2.0, 0.2),
         reused=False,
@@ -89,16 +88,16 @@ def test_notebooks_show_it_escaped() -> None:
 def test_statements_with_unknown_ids_are_refused(field: str) -> None:
     """A certificate with such a statement is neither made nor read."""
     statement = Statement("all-is-well", "", "All is well.")
-    with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
+    with pytest.raises(exported.RecordError, match=rf"Certificate\.{field}.*all-is-well"):
         certificate(**{field: (statement,)})
     other = certificate()
     object.__setattr__(other, field, (statement,))  # as a program that knows other statements writes it
-    with pytest.raises(RecordError, match=rf"Certificate\.{field}.*all-is-well"):
+    with pytest.raises(exported.RecordError, match=rf"Certificate\.{field}.*all-is-well"):
         Certificate.from_json(other.to_json())
 
 
 def test_a_fault_is_no_claim() -> None:
-    with pytest.raises(RecordError, match="proved"):
+    with pytest.raises(exported.RecordError, match="proved"):
         certificate(proved=(LEAK,))
 
 
@@ -168,7 +167,7 @@ def with_plan(format: int) -> str:
     (" " * (MAX_CHARACTERS + 1), "at most"), (b"\xff\xfe", "not JSON"),
 ])  # fmt: skip
 def test_text_that_is_no_certificate(text: str | bytes, message: str) -> None:
-    with pytest.raises(RecordError, match=message):
+    with pytest.raises(exported.RecordError, match=message):
         Certificate.from_json(text)
 
 
@@ -181,7 +180,7 @@ def test_text_that_is_no_certificate(text: str | bytes, message: str) -> None:
 ])  # fmt: skip
 def test_certificate_that_was_edited_is_refused(path: tuple[Any, ...], value: Any, tmp_path: Path) -> None:
     text = edited(path, value)
-    with pytest.raises(RecordError, match="Certificate.sha256"):
+    with pytest.raises(exported.RecordError, match="Certificate.sha256"):
         Certificate.from_json(text)
     store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_text(text)

@@ -12,8 +12,10 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from hybridlm.compiler import rewrites
 from ir_passes import (
     Assumption,
+    AuditClaim,
     AuditError,
     ContractError,
     ContractFault,
@@ -36,10 +38,9 @@ from ir_passes.compile.exported import ExportError, load_exported, without_layou
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
 from ir_passes.contract import declared
-from ir_passes.contract.statements import AuditClaim
 from ir_passes.jaxpr import ir
 from ir_passes.proof import lane_proof
-from ir_passes.rewrites.graph import Graph, Say, quiet
+from ir_passes.rewrites.graph import Say, quiet
 from ir_passes.scratch import planner
 
 LANES, SLOTS, WIDTH = 3, 8, 4
@@ -358,7 +359,7 @@ def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> 
     assert actual <= reference + 1
 
 
-def mix_lanes(graph: Graph, say: Say = quiet) -> Graph:
+def mix_lanes(graph: rewrites.Graph, say: Say = quiet) -> rewrites.Graph:
     """A wrong rewrite that doubles one lane's results and loses the proof."""
     say("mixed")
     return graph.with_program(ir.inline(ir.trace(leaking, *args())))

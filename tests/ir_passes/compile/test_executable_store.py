@@ -24,6 +24,7 @@ from ir_passes import (
     Pool,
     Shared,
     SlotMap,
+    Statement,
     ViolationKind,
     compile_step,
 )
@@ -32,7 +33,6 @@ from ir_passes.compile.proving import CertificationWarning
 from ir_passes.compile.stored.entry_file import Entry, from_bytes, to_bytes
 from ir_passes.compile.stored.executable_store import ExecutableStore
 from ir_passes.compile.stored.stored_step import StoredStep, describe, restore
-from ir_passes.contract.statements import Statement
 from ir_passes.files.trust import UntrustedError
 
 LANES, SLOTS, WIDTH = 3, 8, 4

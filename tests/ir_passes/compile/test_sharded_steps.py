@@ -22,14 +22,13 @@ from zoo.catalogue import PROGRAMS
 from zoo.meshes.sharded import mesh
 from zoo.meshes.sharded_rows import COPY_SPECS, SPLIT
 
+from hybridlm.compiler import collectives, stages, xla_audit
 from ir_passes import AuditError, Certificate, CompiledStep, FindingKind, Lane, LaneContract, Pool, compile_step
 from ir_passes.compile.exported import ExportError, load_exported
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.collectives import _RING, OPERATIONS, Collective, Scheduled, bytes_sent, schedule_hash, schedule_of
-from ir_passes.jaxpr.placement import PlacementError
-from ir_passes.xla_audit.audit import audit
+from ir_passes.jaxpr.collectives import _RING, OPERATIONS, Scheduled, bytes_sent, schedule_hash, schedule_of
 
 CUBE = ("data", "model", "expert")
 ROWS = LaneContract(inputs=(Pool("p"), Lane()), outputs=(Pool("p"), Lane()))
@@ -56,7 +55,7 @@ def test_a_pool_that_does_not_lie_on_the_mesh_is_named_with_its_spec(kind: AxisT
 
     step = jax.shard_map(local, mesh=devices, in_specs=P("data"), out_specs=P("data"))
     pool, x = jnp.zeros((4, 6)), jnp.ones((4, 6))
-    with pytest.raises(PlacementError) as raised:
+    with pytest.raises(stages.PlacementError) as raised:
         compile_step(step, (pool, x), ROWS)
     first = raised.value.arguments[0]
     assert (first.path, first.name, first.type) == ("args[0]", "pool", "float32[4,6]")
@@ -148,7 +147,7 @@ def test_export_keeps_where_arrays_lie(copied: CompiledStep, tmp_path: Path) -> 
 )  # fmt: skip
 def test_bytes_that_go_round_a_ring(operation: str, sent: int) -> None:
     """Four devices exchange a hundred bytes each."""
-    collective = Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
+    collective = collectives.Collective(operation, ("model",), 4, "float32", 100, 3, "here:1")
     assert collective.sent == sent
     assert bytes_sent([collective, dataclasses.replace(collective, times=1)]) == 4 * sent
     assert bytes_sent([collective, dataclasses.replace(collective, times=None)]) is None
@@ -156,7 +155,7 @@ def test_bytes_that_go_round_a_ring(operation: str, sent: int) -> None:
 
 
 def test_bytes_are_not_fewer_than_pieces() -> None:
-    assert Collective("psum", ("model",), 8, "float32", 4, 1, "").sent == 7
+    assert collectives.Collective("psum", ("model",), 8, "float32", 4, 1, "").sent == 7
 
 
 def many(x: Array, narrow: Array) -> tuple[Array, ...]:
@@ -194,7 +193,7 @@ def busy() -> tuple[jax.stages.Compiled, Any, tuple[Scheduled, ...]]:
 
 def test_every_collective_is_found_in_the_program_of_xla(busy: Any) -> None:
     compiled, bound, scheduled = busy
-    report = audit(compiled, bound, mesh=cube(), scheduled=scheduled)
+    report = xla_audit.audit(compiled, bound, mesh=cube(), scheduled=scheduled)
     assert [finding for finding in report.findings if finding.kind is FindingKind.COLLECTIVE] == []
     assert sorted(map(str, report.schedule)) == sorted(str(item.collective) for item in scheduled)
     sums = [item for item in scheduled if item.collective.operation in ("psum", "pmax", "pmin")]
@@ -224,7 +223,7 @@ def otherwise(scheduled: tuple[Scheduled, ...], **changes: Any) -> tuple[Schedul
 ])  # fmt: skip
 def test_another_collective_than_the_programs_is_found(busy: Any, changes: dict[str, Any]) -> None:
     compiled, bound, scheduled = busy
-    findings = audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings
+    findings = xla_audit.audit(compiled, bound, mesh=cube(), scheduled=otherwise(scheduled, **changes)).findings
     kinds = [finding.kind for finding in findings]
     assert [kinds.count(kind) for kind in (FindingKind.COLLECTIVE, FindingKind.MISSING_COLLECTIVE)] == [1, 1]
 
@@ -233,7 +232,9 @@ def test_one_collective_too_few_or_too_many_is_found(busy: Any) -> None:
     compiled, bound, scheduled = busy
     small, count = scheduled[1:], (scheduled[0], *scheduled)
     for wrong, kind in ((small, FindingKind.COLLECTIVE), (count, FindingKind.MISSING_COLLECTIVE)):
-        assert [f.kind for f in audit(compiled, bound, mesh=cube(), scheduled=wrong).findings].count(kind) == 1
+        assert [f.kind for f in xla_audit.audit(compiled, bound, mesh=cube(), scheduled=wrong).findings].count(
+            kind
+        ) == 1
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from installed_primitives import primitives
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from hybridlm.compiler import host
 from ir_passes import Lane, LaneContract, Pool, SlotMap
-from ir_passes.host.row_ledger import Expected, LaneWork, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, MOVES
 from ir_passes.sanitizer.interpreter import Interpreter
@@ -36,7 +36,7 @@ SLOW = "igamma igamma_grad_a igammac philox2x32 philox4x32 polygamma threefry2x3
 
 def watched() -> Interpreter:
     nothing = jnp.zeros((N, 4), jnp.int32)
-    return Interpreter(Judge(Expected(nothing, nothing), {}, frozenset()))
+    return Interpreter(Judge(host.Expected(nothing, nothing), {}, frozenset()))
 
 
 def equation_of(name: str) -> ir.ClosedJaxpr:
@@ -99,7 +99,7 @@ def test_lanes_that_meet_are_a_fault(name: str) -> None:
     lanes = computed(along(N, 0, 2), derived=True)
     rest = computed(np.roll(along(N, 0, 2), 1, axis=0), derived=True)
     run = watched()
-    run.judge.expected = Expected(jnp.ones((N, 4), jnp.int32), jnp.ones((N, 4), jnp.int32))
+    run.judge.expected = host.Expected(jnp.ones((N, 4), jnp.int32), jnp.ones((N, 4), jnp.int32))
     run.run(ir.trace(MEETING[name], x, x), [x, x], [lanes, rest])
     assert (np.asarray(run.judge.verdict.code) > 0).all()
 
@@ -154,10 +154,10 @@ def test_a_row_read_as_bits_keeps_its_label() -> None:
 
     contract = LaneContract((Pool("state"), SlotMap("state", 5), Lane()), (Lane(), Pool("state")))
     args = (jnp.ones((5, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
-    sanitized, ledger = sanitize(step, args, contract), RowLedger()
+    sanitized, ledger = sanitize(step, args, contract), host.RowLedger()
     labels, faults = sanitized.shadow_labels(), []
     for position in range(2):
-        expected = ledger.expect([LaneWork(owner, position, 1) for owner in (4, 5, 6)])
+        expected = ledger.expect([host.LaneWork(owner, position, 1) for owner in (4, 5, 6)])
         *_, labels, verdict = sanitized.step(*args, shadow_labels=labels, expected=expected)
         try:
             sanitized.require(verdict, expected)

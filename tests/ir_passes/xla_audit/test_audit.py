@@ -33,8 +33,7 @@ from audited_steps import (
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ir_passes import Lane, LaneContract, Pool, Shared
-from ir_passes.contract.statements import MeasuredFault
+from ir_passes import Lane, LaneContract, MeasuredFault, Pool, Shared
 from ir_passes.xla_audit.audit import audit, audit_executable
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind, where

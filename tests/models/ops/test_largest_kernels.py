@@ -10,10 +10,8 @@ import pytest
 from card_kernels import CARDS, kernels_on
 from packed_weights import weight_of
 
-from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, layer_conv, ssd
-from hybridlm.sampling.filter_cutoffs import filter_cutoffs
+from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, attend, layer_conv, ssd
 from models import KV_BLOCK, Devices
-from models.mixers.kv_cache import attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
 from models.ops.quantised_experts import experts_product
@@ -119,11 +117,6 @@ def norm(size: int) -> Case:
     return lambda x, y, weight: rms_norm((x, y), weight, 1e-6, 1.0, interpret=False), (rows, rows, array(size))
 
 
-def cutoffs(vocab: int) -> Case:
-    run, lane = partial(filter_cutoffs, devices=GPU), array(4)
-    return run, (array(4, vocab), lane, lane, array(4, dtype=I32), lane)
-
-
 LARGEST: dict[str, Case] = {
     "delta rule, 1 token of 256": delta(1, 256, False), "KDA, 1 token of 256": delta(1, 256, True),
     "delta rule, 16 tokens of 128": delta(16, 128, False), "KDA, 16 tokens of 128": delta(16, 128, True),
@@ -144,7 +137,7 @@ LARGEST: dict[str, Case] = {
     "experts, float16": experts(8192, F16, False), "experts, float32": experts(8192, F32, False),
     "experts, e2m1": experts(8192, ("e2m1", False, False), False),
     "experts, e4m3, gated": experts(8192, ("e4m3", False, False), True),
-    "norm, 128 rows": norm(3 * MAX_TURN), "cutoffs": cutoffs(262144),
+    "norm, 128 rows": norm(3 * MAX_TURN),
 }  # fmt: skip
 """Name -> an operation in the largest blocks that `supports` takes."""
 

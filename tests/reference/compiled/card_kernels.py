@@ -1,4 +1,4 @@
-"""Kernels of a program on an absent GPU, with their registers by ptxas."""
+"""Programs for absent GPUs: operations of XLA, and Pallas kernels with their registers by ptxas."""
 
 from collections.abc import Callable
 from typing import Any
@@ -8,10 +8,23 @@ import jax
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
+from ir_passes.xla_audit.hlo import read
+from ir_passes.xla_audit.kernels import Kernels, kernels_in
 
 AS_FOR_USERS = {"xla_backend_optimization_level": "3"}
 """Level of LLVM for users; at the level of the tests (conftest.py), kernels spill more registers."""
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+
+
+def operations_on(
+    target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()
+) -> tuple[int, Kernels]:
+    """Compile a function of arrays, or of types, for a GPU; return its bytes of scratch, and XLA's operations."""
+    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    program = compile_with_assignment(jax.jit(run, donate_argnums=donated).lower(*types), None)
+    executable = read(program.compiled, program.dump)
+    return executable.buffers.temp_bytes, kernels_in(executable, {})
 
 
 def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[KernelResources, ...]:

@@ -1,0 +1,18 @@
+"""Programs in normal form, without calls: traced and hashed."""
+
+from collections.abc import Callable
+from typing import Any
+
+from ir_passes.contract.normal_form import flatten
+from ir_passes.jaxpr import ir
+from ir_passes.jaxpr.fingerprint import fingerprint
+
+
+def normal_program(fn: Callable[..., Any], *args: Any) -> ir.ClosedJaxpr:
+    """Trace a function and inline its calls."""
+    return flatten(ir.trace(fn, *args))
+
+
+def normal_hash(program: ir.ClosedJaxpr) -> str:
+    """Return a hash of a program that ignores calls and names."""
+    return fingerprint(flatten(program))

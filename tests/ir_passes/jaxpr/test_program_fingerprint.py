@@ -14,7 +14,8 @@ from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
 
-import hybridlm.steps.contract  # noqa: F401  # declares the functions of the engine's steps
+import hybridlm  # noqa: F401  # declares the functions of the engine's steps
+from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract import declared
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import computing_params
@@ -194,3 +195,18 @@ DECLARED = [
 def test_declared_functions_of_the_engine_keep_their_fingerprint(key: str) -> None:
     function, arguments = declared_call(key)
     assert list(map(len, prints(function, *arguments))) == [1, 1]
+
+
+def test_fingerprint_of_a_contract_sees_every_entry() -> None:
+    step = lambda pool, slots, x: (pool.at[slots].set(x), x)
+    args = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
+    bound = lambda pool, slots: fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
+    item = bound(Pool("s"), SlotMap("s", 8))
+    rest = [
+        bound(Pool("s"), SlotMap("s", 7)),
+        bound(Pool("t"), SlotMap("t", 8)),
+        bound(Pool("s", dims=("slot", "x")), SlotMap("s", 8)),
+        bound(Pool("s"), SlotMap("s", 8, role="write")),
+    ]
+    assert bound(Pool("s"), SlotMap("s", 8)) == item
+    assert len({item, *rest}) == 5

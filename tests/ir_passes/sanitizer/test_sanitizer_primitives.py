@@ -4,18 +4,17 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import installed_primitives
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from installed_primitives import primitives
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
 
 from hybridlm.compiler import host
 from ir_passes import Lane, LaneContract, Pool, SlotMap
-from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, MOVES
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.judge import Judge
 from ir_passes.sanitizer.sanitize import sanitize
@@ -23,7 +22,7 @@ from ir_passes.sanitizer.tags import UNKNOWN, Tags, along, computed
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 N, WIDTH = 3, 2
-INSTALLED = {primitive.name: primitive for primitive in primitives()}
+INSTALLED = {primitive.name: primitive for primitive in installed_primitives.primitives()}
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "integer_pow": [{"y": 3}],
     "reduce_precision": [{"exponent_bits": 5, "mantissa_bits": 2}],
@@ -66,7 +65,7 @@ def draw(program: ir.ClosedJaxpr, seed: int) -> list[np.ndarray]:
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in sorted(ELEMENTWISE & {*INSTALLED})
+        for name in sorted(primitives.ELEMENTWISE & {*INSTALLED})
     ],
 )
 def test_lanes_go_through_elementwise_primitives(name: str) -> None:
@@ -142,7 +141,7 @@ def test_every_move_is_followed() -> None:
     from ir_passes.sanitizer.tags import _MOVES
 
     keep_shape = {"convert_element_type", "reduce_precision"}
-    assert MOVES - IDENTITIES - keep_shape <= set(_MOVES)
+    assert primitives.MOVES - primitives.IDENTITIES - keep_shape <= set(_MOVES)
 
 
 def test_a_row_read_as_bits_keeps_its_label() -> None:

@@ -10,20 +10,26 @@ from ir_passes.targets import read_target
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
 from ir_passes.xla_audit.hlo import read
 from ir_passes.xla_audit.kernels import Kernels, kernels_in
+from ir_passes.xla_audit.program import Executable
 
 AS_FOR_USERS = {"xla_backend_optimization_level": "3"}
 """Level of LLVM for users; at the level of the tests (conftest.py), kernels spill more registers."""
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
 
 
+def executable_on(target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()) -> Executable:
+    """Compile a function of arrays, or of types, for a GPU, with XLA's buffer assignment."""
+    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    program = compile_with_assignment(jax.jit(run, donate_argnums=donated).lower(*types), None)
+    return read(program.compiled, program.dump)
+
+
 def operations_on(
     target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()
 ) -> tuple[int, Kernels]:
     """Compile a function of arrays, or of types, for a GPU; return its bytes of scratch, and XLA's operations."""
-    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
-    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
-    program = compile_with_assignment(jax.jit(run, donate_argnums=donated).lower(*types), None)
-    executable = read(program.compiled, program.dump)
+    executable = executable_on(target, run, *arrays, donated=donated)
     return executable.buffers.temp_bytes, kernels_in(executable, {})
 
 

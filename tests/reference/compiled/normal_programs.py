@@ -1,6 +1,6 @@
-"""Programs in normal form, without calls: traced and hashed."""
+"""Programs in normal form, without calls: traced, listed and hashed."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ir_passes.contract.normal_form import flatten
@@ -11,6 +11,11 @@ from ir_passes.jaxpr.fingerprint import fingerprint
 def normal_program(fn: Callable[..., Any], *args: Any) -> ir.ClosedJaxpr:
     """Trace a function and inline its calls."""
     return flatten(ir.trace(fn, *args))
+
+
+def normal_equations(program: ir.ClosedJaxpr) -> Iterator[ir.JaxprEqn]:
+    """Yield the equations of a program without its calls, nested ones included."""
+    return ir.all_eqns(flatten(program).jaxpr)
 
 
 def normal_hash(program: ir.ClosedJaxpr) -> str:

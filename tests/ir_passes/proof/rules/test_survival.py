@@ -13,8 +13,7 @@ from instances.elementwise import PRIMITIVES
 from jax import lax
 
 from ir_passes import LaneContract, Packed, Pool, SlotMap
-from ir_passes.jaxpr import conversions, ir
-from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
+from ir_passes.jaxpr import conversions, ir, primitives
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import COMMON, LaneRows
 from ir_passes.proof.prover import Prover
@@ -99,7 +98,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
     "name": {"name": "x"},
 }
-NAMES = sorted({*ELEMENTWISE, "select_n", "copy", "stop_gradient", "name", "bitcast_convert_type"} & {*PRIMITIVES})
+NAMES = sorted(
+    {*primitives.ELEMENTWISE, "select_n", "copy", "stop_gradient", "name", "bitcast_convert_type"} & {*PRIMITIVES}
+)
 OFTEN = ("bool", "int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bfloat16", "float32")
 
 
@@ -284,5 +285,5 @@ def test_bounds_of_integers_that_wrap(dtype: str) -> None:
 
 
 def test_every_entry_of_the_table_is_about_a_primitive_with_a_rule() -> None:
-    assert {name for _, name in survival._TABLE} <= {*RULES} & {*ELEMENTWISE}
-    assert not {*IDENTITIES} & {name for _, name in survival._TABLE}
+    assert {name for _, name in survival._TABLE} <= {*RULES} & {*primitives.ELEMENTWISE}
+    assert not {*primitives.IDENTITIES} & {name for _, name in survival._TABLE}

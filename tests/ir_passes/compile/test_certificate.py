@@ -9,6 +9,7 @@ from typing import Any
 
 import jax
 import pytest
+from stored_certificates import find, keep
 
 from hybridlm.compiler import collectives, exported, rewrites
 from ir_passes import Statement
@@ -177,9 +178,8 @@ def test_certificate_that_was_edited_is_refused(path: tuple[Any, ...], value: An
     text = edited(path, value)
     with pytest.raises(exported.RecordError, match="Certificate.sha256"):
         Certificate.from_json(text)
-    store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_text(text)
-    assert KEY.find(store) is None
+    assert find(tmp_path, KEY) is None
 
 
 def test_every_known_statement_is_read() -> None:
@@ -228,20 +228,18 @@ def test_fingerprints_are_the_same_in_every_process(root: Path) -> None:
 
 
 def test_store_finds_its_steps(tmp_path: Path) -> None:
-    store = FileStore(tmp_path / "new" / "folder")
-    assert KEY.find(store) is None
-    KEY.keep(store, certificate())
-    assert KEY.find(store) == certificate()
-    KEY.keep(store, certificate(notes=()))
-    assert KEY.find(store) == certificate(notes=())
-    assert len(list(store.directory.iterdir())) == 1
+    folder = tmp_path / "new" / "folder"
+    assert find(folder, KEY) is None
+    assert keep(folder, KEY, certificate()) == certificate()
+    assert keep(folder, KEY, certificate(notes=())) == certificate(notes=())
+    assert len(list(folder.iterdir())) == 1
     for other in (
         dataclasses.replace(KEY, traced="e" * 64),
         dataclasses.replace(KEY, contract="e" * 64),
         dataclasses.replace(KEY, rules="e" * 64),
         dataclasses.replace(KEY, versions=dataclasses.replace(VERSIONS, compiler="other")),
     ):
-        assert other.find(store) is None
+        assert find(folder, other) is None
 
 
 @pytest.mark.parametrize("content", [
@@ -256,11 +254,9 @@ def test_store_finds_its_steps(tmp_path: Path) -> None:
     certificate(versions=dataclasses.replace(VERSIONS, jax="9")).to_json().encode(),
 ], ids=["empty", "other", "cut off", "faulty", "another program", "other rules", "another version"])  # fmt: skip
 def test_file_that_holds_something_else_is_no_certificate(tmp_path: Path, content: bytes) -> None:
-    store = FileStore(tmp_path)
     (tmp_path / KEY.name).write_bytes(content)
-    assert KEY.find(store) is None
-    KEY.keep(store, certificate())
-    assert KEY.find(store) == certificate()
+    assert find(tmp_path, KEY) is None
+    assert keep(tmp_path, KEY, certificate()) == certificate()
 
 
 def test_versions_of_this_process() -> None:

@@ -11,13 +11,13 @@ import numpy as np
 import pytest
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from labelled_steps import LabelledSteps
 
 from hybridlm.compiler import host
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.judge import Judge
-from ir_passes.sanitizer.sanitize import sanitize
 from ir_passes.sanitizer.tags import UNKNOWN, Tags, along, computed
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
@@ -153,13 +153,7 @@ def test_a_row_read_as_bits_keeps_its_label() -> None:
 
     contract = LaneContract((Pool("state"), SlotMap("state", 5), Lane()), (Lane(), Pool("state")))
     args = (jnp.ones((5, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
-    sanitized, ledger = sanitize(step, args, contract), host.RowLedger()
-    labels, faults = sanitized.shadow_labels(), []
-    for position in range(2):
-        expected = ledger.expect([host.LaneWork(owner, position, 1) for owner in (4, 5, 6)])
-        *_, labels, verdict = sanitized.step(*args, shadow_labels=labels, expected=expected)
-        try:
-            sanitized.require(verdict, expected)
-        except SanitizerError as error:
-            faults += [error.ids]
-    assert LabelFault.OWNER in faults[-1]
+    steps = LabelledSteps(step, args, contract)
+    with pytest.raises(SanitizerError, check=lambda error: LabelFault.OWNER in error.ids):
+        for position in range(2):
+            steps.take(args, [(owner, position, 1) for owner in (4, 5, 6)])

@@ -11,8 +11,6 @@ from zoo.program import Program
 
 from hybridlm.compiler import host
 from ir_passes import PageTable, SlotMap
-from ir_passes.contract.entry_checks import null_maps
-from ir_passes.host.row_ledger import ReservedOwner
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError, UntrackedFault
 
@@ -69,12 +67,12 @@ def run(program: Program) -> None:
             shadow_labels[-1] = jnp.asarray(labels)
     actual = labels.copy()
     for rows in groups.values():
-        actual[rows == 0] = host.Label(ReservedOwner.ANY)
+        actual[rows == 0] = host.Label(host.ReservedOwner.ANY)
     step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
     *_, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=host.Expected(actual, array))
     # Some programs draw which of their lanes begin; those have to compute with zeros.
-    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == ReservedOwner.FRESH)
-    actual[begins] = host.Label(ReservedOwner.FRESH)
+    begins = (np.asarray(verdict.code) > 0) & (np.asarray(verdict.found)[:, 0] == host.ReservedOwner.FRESH)
+    actual[begins] = host.Label(host.ReservedOwner.FRESH)
     expected = host.Expected(actual, array)
     *out, new, verdict = step(*args, shadow_labels=tuple(shadow_labels), expected=expected)
     sanitized.require(verdict, expected)
@@ -88,7 +86,9 @@ def test_idle_lanes_are_on_the_null_row_in_all_slot_maps() -> None:
     several = 0
     for name, program in PROGRAMS.items():
         if sum(isinstance(entry, SlotMap) for entry in jax.tree.leaves(program.contract.inputs)) > 1:
-            maps = null_maps(program.bound().inputs)
+            entries = [item.entry for item in program.bound().inputs]
+            slot_maps = [(k, entry) for k, entry in enumerate(entries) if isinstance(entry, SlotMap)]
+            maps = [k for k, entry in slot_maps if entry.null and not entry.disjoint]
             several += len(maps) > 1
             for seed in range(5):
                 leaves = jax.tree.leaves(program.draw(np.random.default_rng(seed)))

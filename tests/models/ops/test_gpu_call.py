@@ -24,7 +24,9 @@ from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.row_product_gpu import KERNEL as PRODUCT
 
-SHARED_MEMORY = dict.fromkeys(("nvidia-a6000", "nvidia-l4", "nvidia-l40", "nvidia-l40s", "nvidia-rtx4090"), 101_376)
+SHARED_MEMORY: dict[str, int] = dict.fromkeys(
+    ("nvidia-a6000", "nvidia-l4", "nvidia-l40", "nvidia-l40s", "nvidia-rtx4090"), 101_376
+)
 SHARED_MEMORY |= {"nvidia-a100": 166_912} | dict.fromkeys(("nvidia-h100", "nvidia-h200", "nvidia-b200"), 232_448)
 """GPU -> bytes of shared memory for a program instance."""
 

@@ -10,7 +10,7 @@ from float64_reference import gated_attention, gated_delta_net
 from mixer_lanes import check_equations, check_lengths
 
 from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, QkNorm, Rope
-from models.state.pages import KV_BLOCK
+from models import KV_BLOCK
 
 HIDDEN, EPS = 24, 1e-6
 LENGTHS = (150, 67, 0)

@@ -7,8 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from card_kernels import CARDS, kernels_on
-from counted_kernels import array, counted_kernel
+from card_kernels import CARDS, array, kernels_on
+from counted_kernels import counted_kernel
 
 from hybridlm.sampling import filter_cutoffs as module
 from hybridlm.sampling.filter_cutoffs import KERNEL, MAX_BLOCK, MIN_VOCAB, ordered

@@ -4,13 +4,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from card_kernels import array
 from counted_kernels import (
     EXPERTS,
     LANES,
     MATRIX,
     ROWS,
     WIDTH,
-    array,
     counted,
     counted_kernel,
     doubled,

@@ -7,14 +7,14 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from card_kernels import CARDS, kernels_on, operations_on
+from card_kernels import CARDS, array, kernels_on, operations_on
 from device_kernels import SMALL, operations
 from jax import lax
 from jax.experimental import pallas as pl
 from packed_weights import Form, weight_of
 
 from hybridlm.compiler import targets
-from hybridlm.families import KVCache, LaneInfo, RecurrenceInputs, attend, layer_conv
+from hybridlm.families import KVCache, LaneInfo, attend, layer_conv
 from ir_passes.targets import TargetError, read_target
 from models import KV_BLOCK, Devices
 from models.ops.expert_dot import expert_dot
@@ -24,8 +24,6 @@ from models.ops.gpu_call import gpu_call
 from models.ops.linear import joined_linear, linear
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.recurrences.delta_rule import delta_rule_step
-from models.ops.recurrences.ssd import ssd_step
 from models.ops.rms_norm_gpu import rms_norm
 
 pytestmark = pytest.mark.target_cuda
@@ -39,10 +37,6 @@ compiled = partial(operations_on, "nvidia-h100")
 
 
 GPU = Devices(platform="gpu")
-
-
-def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def paged(lanes: int, kv_heads: int, context: int, size: int) -> tuple[jax.ShapeDtypeStruct, jax.ShapeDtypeStruct]:
@@ -71,38 +65,6 @@ def test_gradients_do_not_expand_rows_to_all_experts() -> None:
     gradient = jax.grad(run, argnums=(0, 1))
     scratch, _ = compiled(gradient, array(rows, inputs), weight, array(rows, dtype=I32))
     assert scratch < 1.5 * 4 * experts * out * inputs, "the gradient of the matrices in float32"
-
-
-@pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
-def test_a_state_is_updated_in_place_by_its_reader(step: Callable[..., Any]) -> None:
-    lanes, heads, size = 64, 8, 128
-
-    def run(q, k, v, g, b, state, valid, fresh):
-        return step(RecurrenceInputs(q, k, v, g, state, valid, fresh, b, devices=Devices(platform="gpu")))
-
-    vectors, gates, state = array(lanes, 1, heads, size), array(lanes, 1, heads), array(lanes, heads, size, size)
-    mask = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_)
-    scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, state, *mask, donated=(5,))
-    states = 4 * lanes * heads * size * size
-    assert scratch < states / 4
-    assert result.moved < (3.2 if step is delta_rule_step else 2.2) * states
-
-
-@pytest.mark.parametrize("step", [delta_rule_step, ssd_step])
-def test_states_by_slot_are_copied_once(step: Callable[..., Any]) -> None:
-    """Rows are read and copied, then updated by a scatter: XLA fuses no read of a pool into its scatter."""
-    lanes, heads, size = 64, 8, 128
-
-    def run(q, k, v, g, b, state, valid, fresh, slots):
-        beta = b if step is delta_rule_step else None
-        return tuple(step(RecurrenceInputs(q, k, v, g, state, valid, fresh, beta, Devices(platform="gpu"), slots)))
-
-    vectors, gates, pool = array(lanes, 1, heads, size), array(lanes, 1, heads), array(80, heads, size, size)
-    each = array(lanes, 1, dtype=jnp.bool_), array(lanes, dtype=jnp.bool_), array(lanes, dtype=I32)
-    scratch, result = compiled(run, vectors, vectors, vectors, gates, gates, pool, *each, donated=(5,))
-    states = 4 * lanes * heads * size * size
-    assert scratch < 1.1 * states
-    assert result.moved < 4.2 * states
 
 
 def attended(lanes: int, kv_heads: int, groups: int, size: int, context: int) -> targets.Kernels:

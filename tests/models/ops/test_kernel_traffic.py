@@ -7,18 +7,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from counted_kernels import (
-    EXPERTS,
-    IN,
-    MATRIX,
-    OUT,
-    array,
-    assumed_choices,
-    counted,
-    counted_kernel,
-    experts,
-    instances,
-)
+from card_kernels import array
+from counted_kernels import EXPERTS, IN, MATRIX, OUT, assumed_choices, counted, counted_kernel, experts, instances
 from flax import nnx
 
 from hybridlm.families import KVCache, LaneInfo, MoeConfig, RouterConfig, attend

@@ -7,7 +7,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
-from card_kernels import CARDS, kernels_on
+from card_kernels import CARDS, array, kernels_on
 from packed_weights import weight_of
 
 from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, attend, layer_conv, ssd
@@ -23,10 +23,6 @@ GPU = Devices(platform="gpu", kernels="auto")
 BF16, F16, F32, I32, BOOL = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.bool_
 Case = tuple[Callable[..., Any], tuple[Any, ...]]
 """A function with kernels, and the types of its arrays."""
-
-
-def array(*shape: int, dtype: Any = F32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def lane_arrays(lanes: int) -> tuple[Any, ...]:

@@ -4,6 +4,7 @@ from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
@@ -15,6 +16,11 @@ from ir_passes.xla_audit.program import Executable
 AS_FOR_USERS = {"xla_backend_optimization_level": "3"}
 """Level of LLVM for users; at the level of the tests (conftest.py), kernels spill more registers."""
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Return the type of an array."""
+    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def executable_on(target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()) -> Executable:

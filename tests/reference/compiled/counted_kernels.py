@@ -7,16 +7,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from card_kernels import array
 from jax import lax
 from jax.experimental import pallas as pl
 
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.reads import SEED, KernelReads, _block, _CountedMemory, _Instance, kernel_reads
 from models.ops.gpu_call import gpu_call
-
-
-def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    return jax.ShapeDtypeStruct(shape, dtype)
 
 
 def counted(fn: Callable[..., Any], types: tuple[Any, ...], values: tuple[Any, ...]) -> list[KernelReads]:

@@ -5,7 +5,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from counted_kernels import array, counted, counted_kernel
+from card_kernels import array
+from counted_kernels import counted, counted_kernel
 from recurrence_cases import FORMS, inputs, several
 
 from models import Devices

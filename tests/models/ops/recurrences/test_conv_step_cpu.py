@@ -102,7 +102,7 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
 
 def test_rows_by_slot():
     state, *rest = arguments(3)
-    check_rows_by_slot(lambda rows, slots=None: kernel(rows, *rest, slots=slots), state)
+    check_rows_by_slot(lambda rows, slots=None: kernel(rows, *rest, slots=slots), state, "a row of its own")
 
 
 def test_lengths_beyond_the_tokens_are_refused():

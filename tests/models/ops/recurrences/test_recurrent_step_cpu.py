@@ -78,7 +78,7 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
 def test_rows_by_slot(form: str):
     operands = inputs(form, 9, 20)
     run = lambda rows, slots=None: tuple(kernel(replace(operands, state=rows, slots=slots)))
-    check_rows_by_slot(run, operands.state)
+    check_rows_by_slot(run, operands.state, "a row of its own")
 
 
 def test_operations_choose_it():

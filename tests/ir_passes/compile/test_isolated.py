@@ -28,8 +28,6 @@ from ir_passes import (
 from ir_passes import prove_isolation as prove_only
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.isolated import IsolatedStep
-from ir_passes.jaxpr import jax_private
-from ir_passes.proof import lane_proof
 
 WIDTH = 4
 CONTRACT = LaneContract((Shared(), Pool("s"), Lane()), {"y": Lane(), "pool": Pool("s")})
@@ -59,13 +57,13 @@ def step() -> IsolatedStep:
 def proofs(monkeypatch: pytest.MonkeyPatch) -> list[Any]:
     """A list that grows by one for each proof before the rewrites."""
     calls: list[Any] = []
-    honest = lane_proof.prove_jaxpr
+    honest = pkgutil.resolve_name("ir_passes.proof.lane_proof.prove_jaxpr")
 
     def counted(*args: Any) -> Any:
         calls.append(args)
         return honest(*args)
 
-    monkeypatch.setattr(lane_proof, "prove_jaxpr", counted)
+    monkeypatch.setattr("ir_passes.proof.lane_proof.prove_jaxpr", counted)
     return calls
 
 
@@ -109,7 +107,7 @@ def test_settings_of_a_program_are_part_of_its_key(name: str, step: IsolatedStep
     value = {"jax_enable_x64": True, "jax_default_prng_impl": "rbg"}.get(name, "O1")
     first, second = arguments(), arguments()
     step(*first)
-    with jax_private.with_setting(name, value):
+    with jax_settings(**{name: value}):
         step._called(second, {})
     assert len(step.certificates) == 2
     flags = [set(certificate.versions.flags) for certificate in step.certificates]
@@ -119,7 +117,7 @@ def test_settings_of_a_program_are_part_of_its_key(name: str, step: IsolatedStep
 @pytest.mark.parametrize("name", ["jax_debug_nans", "jax_debug_infs", "jax_disable_jit"])
 def test_a_setting_under_which_no_step_is_certified_is_named(name: str, step: IsolatedStep) -> None:
     settings = arguments()
-    with jax_private.with_setting(name, True), pytest.raises(stages.SettingError, match=name):
+    with jax_settings(**{name: True}), pytest.raises(stages.SettingError, match=name):
         step(*settings)
     assert not settings[1].is_deleted() and step.certificates == ()
 

@@ -12,8 +12,7 @@ import pytest
 from jax import lax
 
 from ir_passes.jaxpr import ir, primitives
-from ir_passes.proof.dims.rules import DIMENSION_RULES
-from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.registry import RULES
 
 ONLY_LATER = {"log2", "one_minus_square", "polynomial"}
 ONLY_EARLIER = {"empty"}
@@ -60,10 +59,6 @@ def test_a_primitive_has_one_row() -> None:
 def test_primitives_have_rules_unless_they_are_unsupported() -> None:
     assert not set(RULES) & UNSUPPORTED
     assert set(primitives.PRIMITIVES) - set(RULES) <= UNSUPPORTED
-
-
-def test_dimension_rules_are_for_supported_primitives() -> None:
-    assert set(DIMENSION_RULES) <= set(RULES)
 
 
 def test_every_rule_is_for_a_primitive_that_exists(names: dict[str, set[str]]) -> None:

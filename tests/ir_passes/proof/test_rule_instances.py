@@ -17,7 +17,7 @@ from xla_equations import apply
 
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof.owners import LaneRows, OneLane, PoolRows
-from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.registry import RULES
 
 OWNED = (LaneRows, OneLane, PoolRows)
 NOT_TRIED = {

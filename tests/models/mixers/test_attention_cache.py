@@ -12,7 +12,6 @@ from paged_caches import as_stored, consecutive_pages, filled_cache, in_pages
 from ir_passes.jaxpr import ir
 from models import KV_BLOCK, Devices, kv_blocks
 from models.mixers.kv_cache import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, widened
-from models.ops import summed_attention
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
 cache_of = partial(filled_cache, kv_heads=KV_HEADS, sizes=(SIZE, VALUE))
@@ -81,7 +80,7 @@ def test_places_that_append_writes_are_distinct() -> None:
 def test_attend_equals_softmax_over_earlier_positions(
     length: int, platform: str, used_bytes: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)
+    monkeypatch.setattr("models.ops.summed_attention.MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
     cache, pages = cache_of(2, used_bytes, fill=jnp.nan, platform=platform)

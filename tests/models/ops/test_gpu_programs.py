@@ -1,13 +1,12 @@
 """Bytes that XLA's programs for an H100 move and keep, of the operations that have a form for GPUs; none is needed."""
 
-from collections.abc import Callable
 from functools import cache, partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from card_kernels import CARDS, array, kernels_on, operations_on
+from card_kernels import CARDS, array, check_limits, kernels_on, operations_on
 from device_kernels import SMALL, operations
 from jax import lax
 from jax.experimental import pallas as pl
@@ -130,8 +129,7 @@ def test_kernels_move_each_array_once(name: str, target: str) -> None:
 def test_kernels_keep_the_limits_of_each_card(name: str, target: str) -> None:
     """Threads, registers and spills by ptxas; XLA refuses more shared memory than the card has."""
     operation, arrays = cases()[name]
-    kernels = kernels_on(target, partial(operation, kernels="auto"), *arrays)
-    assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []
+    check_limits(target, partial(operation, kernels="auto"), *arrays)
 
 
 @pytest.mark.parametrize("target", CARDS)
@@ -272,12 +270,6 @@ PRODUCTS: dict[str, tuple[tuple[int, ...], str, bool]] = {
 """Name -> rows, scheme, and whether gate and up are one kernel."""
 
 
-def without_faults(target: str, run: Callable[..., Any], *shapes: Any) -> bool:
-    """Return whether a program has kernels, all within the limits of a card."""
-    kernels = kernels_on(target, run, *shapes)
-    return bool(kernels) and not [fault for kernel in kernels for fault in kernel.faults()]
-
-
 @pytest.mark.each_value
 @pytest.mark.parametrize("target", CARDS)
 @pytest.mark.parametrize("name", PRODUCTS)
@@ -290,14 +282,14 @@ def test_products_keep_the_limits_of_each_card(name: str, target: str) -> None:
     kernels = Devices(platform="gpu", kernels="auto")
     joined = partial(joined_linear, devices=kernels, joined=silu_gated, dtype=BF16)
     run = (lambda x, *weights: joined(x, weights)) if gated else partial(linear, devices=kernels)
-    assert without_faults(target, run, array(*rows, inputs), *[weight] * (1 + gated))
+    check_limits(target, run, array(*rows, inputs), *[weight] * (1 + gated))
 
 
 @pytest.mark.parametrize("target", ["nvidia-l4", "nvidia-a100"])
 def test_many_rows_of_packed_experts_spill_nothing(target: str) -> None:
     weight, rows = packed((64, 1024, 2048), 128, "nvfp4"), 16384
     run = partial(experts_product, devices=Devices(platform="gpu", kernels="auto"), gated=True)
-    assert without_faults(target, run, array(rows, 2048), weight, array(rows, dtype=I32))
+    check_limits(target, run, array(rows, 2048), weight, array(rows, dtype=I32))
 
 
 @pytest.mark.parametrize("rows", [1, 64, 2048])

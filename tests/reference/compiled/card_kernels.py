@@ -51,3 +51,9 @@ def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[Kern
     with machine.tracing():
         lowered = jax.jit(run).lower(*types)
     return kernel_resources(compile_with_assignment(lowered, dict[str, Any](AS_FOR_USERS)).kernels, target)
+
+
+def check_limits(target: str, run: Callable[..., Any], *arrays: Any) -> None:
+    """Assert that a function has kernels within the limits of a GPU; XLA refuses more shared memory than it has."""
+    kernels = kernels_on(target, run, *arrays)
+    assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []

@@ -3,6 +3,8 @@
 from collections.abc import Callable, Iterator
 from typing import Any
 
+import jax
+
 from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.fingerprint import fingerprint
@@ -21,3 +23,15 @@ def normal_equations(program: ir.ClosedJaxpr) -> Iterator[ir.JaxprEqn]:
 def normal_hash(program: ir.ClosedJaxpr) -> str:
     """Return a hash of a program that ignores calls and names."""
     return fingerprint(flatten(program))
+
+
+def hashes_of_traces(function: Callable[..., Any], *args: Any) -> list[set[str]]:
+    """Return fingerprints of two traces, as traced and after JAX's dead-code passes."""
+    traced, live = set(), set()
+    for _ in range(2):
+        program = jax.make_jaxpr(lambda *args: function(*args))(*args)
+        traced.add(fingerprint(program))
+        for _ in range(3):
+            program = ir.without_dead(program)
+            live.add(fingerprint(program))
+    return [traced, live]

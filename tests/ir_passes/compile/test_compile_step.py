@@ -1,6 +1,7 @@
 """compile_step: pools meet successors, faults raise or warn, certificates are reused, exports run."""
 
 import pkgutil
+import sys
 import warnings
 from dataclasses import replace
 from pathlib import Path
@@ -29,6 +30,7 @@ from ir_passes import (
     SlotMap,
     ViolationKind,
     prove_isolation,
+    rowwise,
 )
 from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate

@@ -3,6 +3,7 @@
 More than 300 lines: everything about one decorator.
 """
 
+import pkgutil
 import threading
 from collections.abc import Callable
 from typing import Any
@@ -11,6 +12,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax_settings import jax_settings
 
 from hybridlm.compiler import stages
 from ir_passes import (
@@ -160,7 +162,7 @@ def test_later_calls_run_like_a_jitted_function(
 
 
 def test_without_the_look_up_of_jax_calls_are_slower_and_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "dispatcher", lambda *_: None)
+    monkeypatch.setattr("ir_passes.jaxpr.jax_private.dispatcher", lambda *_: None)
     step = isolated(CONTRACT, static_argnames="scale")(plain)
     for lanes, scale in ((3, 2.0), (5, 2.0), (3, 2), (3, 2.0)):
         same(step(*arguments(lanes), scale=scale), plain(*arguments(lanes), scale=scale))

@@ -17,6 +17,7 @@ from ir_passes import (
     Shared,
     ViolationKind,
     declassify,
+    prove,
     prove_isolation,
     rowwise,
 )

@@ -7,17 +7,32 @@ from models import ConfigError, FamilyError, families, register_family
 from models.config.fields import paired, read_attending, read_decoder_config, read_heads, read_kinds
 from models.config.reader import ConfigReader
 from models.config.rope import read_rope
-from models.decoder.decoder import BranchConfig, DecoderConfig
+from models.decoder.decoder import BlockResidual, BranchConfig, DecoderConfig, NormedResidual, PostNorm
+from models.decoder.parallel import ParallelConfig
+from models.decoder.streams import StreamsConfig
 from models.families.architectures import text_classes
 from models.families.family import Family
+from models.layers.activations import SwigluLimit
 from models.layers.initial import matrix, parameter
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
-from models.layers.norms import rms_norm
+from models.layers.norms import NormConfig, rms_norm
+from models.layers.rope import ProportionalScaling, Rope, YarnScaling
 from models.layers.router import RouterConfig
 from models.layers.short_conv import layer_conv
 from models.mixers.attention import AttentionConfig, QkNorm
+from models.mixers.gated_delta_net import GatedDeltaNetConfig
+from models.mixers.gated_short_conv import GatedShortConvConfig
+from models.mixers.indexed_attention import IndexedAttentionConfig
+from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
+from models.mixers.kv_cache import KVCache, append_and_attend, attend
+from models.mixers.latent_attention import LatentAttentionConfig
+from models.mixers.lightning_attention import LightningAttentionConfig
+from models.mixers.mamba1 import Mamba1Config
+from models.mixers.mamba2 import Mamba2Config
+from models.mixers.ngram_embedding import NgramEmbeddingConfig
 from models.mixers.recurrent import Recurrent
+from models.mixers.shared_block import SharedBlockConfig
 from models.ops.float32 import l2_norm, silu_gated
 from models.ops.layout import merge_heads
 from models.ops.linear import linear
@@ -36,6 +51,7 @@ from models.weights.sources import Weight, WeightSource, expert_matrices, joined
 __all__ = [
     "SINGLE_DEVICE",
     "AttentionConfig",
+    "BlockResidual",
     "BranchConfig",
     "ConfigError",
     "ConfigReader",
@@ -45,20 +61,42 @@ __all__ = [
     "Devices",
     "Family",
     "FamilyError",
+    "GatedDeltaNetConfig",
+    "GatedShortConvConfig",
+    "IndexedAttentionConfig",
+    "KVCache",
+    "KimiDeltaAttentionConfig",
     "LaneInfo",
+    "LatentAttentionConfig",
+    "LightningAttentionConfig",
+    "Mamba1Config",
+    "Mamba2Config",
     "MlpConfig",
     "MoeConfig",
+    "NgramEmbeddingConfig",
+    "NormConfig",
+    "NormedResidual",
+    "ParallelConfig",
     "Path",
+    "PostNorm",
+    "ProportionalScaling",
     "QkNorm",
     "RecurrenceInputs",
     "RecurrenceOutputs",
     "Recurrent",
+    "Rope",
     "RouterConfig",
     "Segment",
+    "SharedBlockConfig",
     "StateArray",
     "Stateful",
+    "StreamsConfig",
+    "SwigluLimit",
     "Weight",
     "WeightSource",
+    "YarnScaling",
+    "append_and_attend",
+    "attend",
     "attention_weights",
     "conv_recurrent",
     "decoder_weights",

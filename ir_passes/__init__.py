@@ -34,7 +34,16 @@ from ir_passes.contract.contract import (
 )
 from ir_passes.contract.declared import declassify, rowwise
 from ir_passes.contract.faults import ContractFault
-from ir_passes.contract.statements import Assumption, Claim, NotCovered, Note
+from ir_passes.contract.statements import (
+    Assumption,
+    AuditClaim,
+    Claim,
+    MeasuredClaim,
+    MeasuredFault,
+    NotCovered,
+    Note,
+    Statement,
+)
 from ir_passes.files.loaded_code import note_code
 from ir_passes.host.slot_owner import SlotError, SlotFault
 from ir_passes.proof.dims.names import name_dims
@@ -50,6 +59,7 @@ DISTRIBUTION = "hybridlm"
 __all__ = [
     "DISTRIBUTION",
     "Assumption",
+    "AuditClaim",
     "AuditError",
     "Certificate",
     "CertificationWarning",
@@ -62,6 +72,8 @@ __all__ = [
     "IsolationError",
     "Lane",
     "LaneContract",
+    "MeasuredClaim",
+    "MeasuredFault",
     "NotCovered",
     "Note",
     "Opaque",
@@ -73,6 +85,7 @@ __all__ = [
     "SlotError",
     "SlotFault",
     "SlotMap",
+    "Statement",
     "Unspecified",
     "Violation",
     "ViolationKind",

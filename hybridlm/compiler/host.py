@@ -4,7 +4,7 @@ from ir_passes.host.local_slots import bind_local
 from ir_passes.host.packed_tokens import check_packed, segment_ids
 from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.page_tables import check_page_tables, written_places
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, RowLedger
+from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, RowLedger
 from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted
 
 __all__ = [
@@ -12,6 +12,7 @@ __all__ = [
     "Label",
     "Page",
     "PageOwner",
+    "ReservedOwner",
     "RowLedger",
     "Slot",
     "SlotError",

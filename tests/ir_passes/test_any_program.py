@@ -9,21 +9,24 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, back, by_lanes, composed
+from any_programs import AROUND, CONTRACTS, LANES, ROWS, SLOTS, STEPS, Step, back, by_lanes, composed, is_proved
 from jax import lax
 from jax.experimental import pallas as pl
 from jax.scipy import linalg, signal, special
 
-from ir_passes import ContractError, IsolationError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap, ViolationKind
-from ir_passes.compile.planned_step import plan_graph, trace
-from ir_passes.compile.proving import prove_graph
-from ir_passes.jaxpr.collectives import schedule_of
-from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.timing import new_seconds
-from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.proof.rules import control
-from ir_passes.rewrites.pipeline import DEFAULT_PASSES
-from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
+from hybridlm.compiler import sanitizer
+from ir_passes import (
+    ContractError,
+    IsolationError,
+    Lane,
+    LaneContract,
+    Opaque,
+    Pool,
+    Shared,
+    SlotMap,
+    ViolationKind,
+    prove_isolation,
+)
 
 ALL = {**STEPS, **{name: around(jnp.sin) for name, around in AROUND.items()}}
 SEEDS, MORE = range(30), range(30, 3000)
@@ -34,21 +37,6 @@ def other_peoples_settings() -> Iterator[None]:
     """Programs of others are traced with JAX's own."""
     with jax.numpy_dtype_promotion("standard"), jax.numpy_rank_promotion("allow"):
         yield
-
-
-def looked_at(step: Any, settings: tuple[Any, ...], contract: LaneContract) -> bool:
-    """Whether a step is proved; everything that reads a program reads this one."""
-    program = jax.make_jaxpr(step)(*settings)
-    assert fingerprint(program) == fingerprint(program)
-    schedule_of(program)
-    graph = trace(step, settings, contract, new_seconds())
-    try:
-        plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, new_seconds()).graph)
-    except IsolationError as error:
-        assert all(violation.message and violation.remedy and violation.source for violation in error.violations)
-        plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, new_seconds()).graph)
-        return False
-    return True
 
 
 def drawn(seeds: range) -> Iterator[tuple[int, str, Step]]:
@@ -70,11 +58,11 @@ def drawn(seeds: range) -> Iterator[tuple[int, str, Step]]:
 @pytest.mark.parametrize("by", CONTRACTS, ids=lambda by: by.__name__)
 @pytest.mark.parametrize("name", ALL)
 def test_everything_that_jax_traces_is_proved_or_refused(name, by) -> None:
-    looked_at(*by(ALL[name]))
+    is_proved(*by(ALL[name]))
 
 
 def test_the_catalogue_has_programs_that_are_proved_and_programs_that_are_refused() -> None:
-    verdict = lambda name: looked_at(*by_lanes(ALL[name]))
+    verdict = lambda name: is_proved(*by_lanes(ALL[name]))
     assert all(
         map(
             verdict,
@@ -90,7 +78,7 @@ def test_compositions_are_proved_or_refused() -> None:
     verdicts = []
     for seed, message, function in drawn(SEEDS):
         try:
-            verdicts.append(looked_at(*CONTRACTS[seed % len(CONTRACTS)](function)))
+            verdicts.append(is_proved(*CONTRACTS[seed % len(CONTRACTS)](function)))
         except Exception as error:
             raise AssertionError(f"seed {seed}: {message}") from error
     assert any(verdicts) and not all(verdicts)
@@ -156,7 +144,7 @@ def test_reductions_over_the_axis_that_vmap_names_mix_lanes(reduce, out_axes) ->
 def test_a_loop_whose_facts_would_not_settle_is_refused(monkeypatch) -> None:
     step, settings, contract = by_lanes(STEPS["long_carry"])
     assert prove_isolation(step, settings, contract)
-    monkeypatch.setattr(control, "MAX_ROUNDS", 0)
+    monkeypatch.setattr("ir_passes.proof.rules.control.MAX_ROUNDS", 0)
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, settings, contract)
     assert {violation.kind for violation in error.value.violations} == {ViolationKind.CONTROL}
@@ -214,9 +202,9 @@ def test_more_compositions_are_proved_or_refused(seeds) -> None:
     for seed, message, function in drawn(seeds):
         step, settings, contract = CONTRACTS[seed % len(CONTRACTS)](function)
         try:
-            looked_at(step, settings, contract)
-            sanitize(step, settings, contract)
-        except (ContractError, UntrackedError):
+            is_proved(step, settings, contract)
+            sanitizer.sanitize(step, settings, contract)
+        except (ContractError, sanitizer.UntrackedError):
             continue
         except Exception as error:
             raise AssertionError(f"seed {seed}: {message}") from error

@@ -7,9 +7,8 @@ from jax.sharding import NamedSharding
 from random_checkpoint import FAMILIES
 from zoo.meshes.sharded_models import sharded_model
 
-import hybridlm  # noqa: F401  (declares the row-wise operations of the models)
+from hybridlm.compiler import planned as plans  # declares the row-wise operations of the models, too
 from ir_passes import compile_step
-from ir_passes.compile.planned_step import plan_step
 from ir_passes.jaxpr import ir
 
 VARIANTS = FAMILIES | {"nemotron_dense": FAMILIES["nemotron_latent"], "lfm2_base": {}, "olmo_grouped": {}}
@@ -21,7 +20,7 @@ def test_steps_are_proved_on_every_mesh(name: str) -> None:
     for axes in ((2, 2, 2), (1, 4, 1), (4, 1, 1)):
         for tokens in (1, 9):
             program = sharded_model(name, axes, tokens, **VARIANTS[name])
-            planned = plan_step(program.step, program.args(), program.contract)
+            planned = plans.plan_step(program.step, program.args(), program.contract)
             over = {axis for collective in planned.collectives for axis in collective.axes}
             assert "data" not in over
             assert ("model" in over) is (axes[1] > 1), program.name
@@ -41,6 +40,6 @@ def test_devices_exchange_what_the_step_says(name: str) -> None:
         for leaf, var in zip(leaves, jaxpr.invars, strict=True)
     ]
     step = compile_step(program.step, jax.tree.unflatten(tree, types), program.contract, may_copy=("*",))
-    planned = plan_step(program.step, args, program.contract)
+    planned = plans.plan_step(program.step, args, program.contract)
     assert step.certificate.holds
     assert sorted(map(str, step.certificate.collectives)) == sorted(map(str, planned.collectives))

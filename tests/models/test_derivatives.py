@@ -16,17 +16,20 @@ from flax import nnx
 from mixer_lanes import info
 from numpy_interpreter import evaluate, float64
 
+from hybridlm.families import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    GatedShortConvConfig,
+    KimiDeltaAttentionConfig,
+    LatentAttentionConfig,
+    Mamba2Config,
+    MlpConfig,
+    MoeConfig,
+    QkNorm,
+    Rope,
+    RouterConfig,
+)
 from ir_passes.jaxpr import ir
-from models.layers.mlp import MlpConfig
-from models.layers.moe import MoeConfig
-from models.layers.rope import Rope
-from models.layers.router import RouterConfig
-from models.mixers.attention import AttentionConfig, QkNorm
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.mamba2 import Mamba2Config
 
 HIDDEN, TOKENS, POSITION = 6, 5, 3
 STEP = 1e-5

@@ -9,10 +9,8 @@ from flax import nnx
 from float64_reference import gated_attention, gated_delta_net
 from mixer_lanes import check_equations, check_lengths
 
-from models.layers.rope import Rope
-from models.mixers.attention import AttentionConfig, QkNorm
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.state.pages import KV_BLOCK
+from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, QkNorm, Rope
+from models import KV_BLOCK
 
 HIDDEN, EPS = 24, 1e-6
 LENGTHS = (150, 67, 0)

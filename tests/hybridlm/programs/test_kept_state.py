@@ -6,12 +6,14 @@ from typing import Any
 import pytest
 from engine_mutants.catalogue import COMMITTED
 from planned_engines import planned_engine
+from published import QWEN4_EXP
 from random_checkpoint import write_random_checkpoint
 from text_checkpoint import GOLDEN
 
 from hybridlm.compiler.statements import MeasuredClaim, MeasuredFault
-from hybridlm.programs.kept_state import kept_state_findings
+from hybridlm.programs.kept_state import _small_model, kept_state_findings
 from ir_passes import NotCovered
+from models import Devices, family_of
 
 VERIFY: dict[str, Any] = {"step": "verify", "lanes": 2, "tokens": 4, "rows": 2}
 REJECTED, OTHER = MeasuredFault.REJECTED_TOKENS, MeasuredFault.NOT_THE_ACCEPTED
@@ -68,3 +70,12 @@ def test_steps_that_are_not_run_are_not_claimed() -> None:
     planned = engine.planned(engine.shape(**VERIFY))
     assert NotCovered.ACCEPTED_TOKENS_ONLY in {certificate.id for certificate in planned.not_covered}
     assert MeasuredClaim.ACCEPTED_TOKENS_ONLY not in {certificate.id for certificate in planned.proved}
+
+
+def test_measurements_of_verification_have_small_tables() -> None:
+    """A table of the published size has 205 GB in float32."""
+    small = _small_model(family_of(QWEN4_EXP).read_config(QWEN4_EXP), Devices())
+    rows = [
+        branch.inner.config.rows for layer in small.layers for branch in layer.branches if branch.inner.reads_tokens
+    ]
+    assert rows == [64 * 16] and len(small.layers) == 3

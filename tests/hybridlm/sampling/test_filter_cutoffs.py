@@ -7,10 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from card_kernels import CARDS, array, check_limits
+from counted_kernels import counted_kernel
 from traced_operations import traced_operations
 
 from hybridlm.sampling import filter_cutoffs as module
-from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
+from hybridlm.sampling.filter_cutoffs import KERNEL, MAX_BLOCK, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
 from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
 from models import Devices
@@ -55,6 +57,33 @@ def test_the_same_tokens_are_kept(vocab: int, ties: bool) -> None:
     matches = np.asarray(ordered(jnp.asarray(logits))) >= cutoffs(logits, of)[:, None]
     expected = kept_by_filters(jnp.asarray(logits / of.temperature[:, None]), of)
     np.testing.assert_array_equal(matches, expected)
+
+
+@pytest.mark.parametrize(("count", "vocab"), [(1, 16), (3, 17), (12, 2047), (3, 4099), (1, 10_007)])
+def test_no_number_of_lanes_or_tokens_has_to_divide(count: int, vocab: int) -> None:
+    """The interpreter fills new memory with NaN."""
+    logits, of = jax.tree.map(lambda leaf: leaf[:count], lanes(vocab))
+    of = of._replace(min_p=np.zeros(count, np.float32))
+    matches = np.asarray(ordered(jnp.asarray(logits))) >= cutoffs(logits, of)[:, None]
+    np.testing.assert_array_equal(matches, kept_by_filters(jnp.asarray(logits / of.temperature[:, None]), of))
+
+
+@pytest.mark.target_cuda
+@pytest.mark.parametrize("target", CARDS)
+def test_the_largest_vocabulary_keeps_the_limits_of_each_card(target: str) -> None:
+    """XLA refuses more shared memory than the card has."""
+    run, lane = partial(module.filter_cutoffs, devices=Devices(platform="gpu", kernels="auto")), array(4)
+    check_limits(target, run, array(4, 262_144), lane, lane, array(4, dtype=jnp.int32), lane)
+
+
+def test_passes_over_a_vocabulary_are_counted() -> None:
+    """The number of a pass and the lanes' settings are unknown: a pass over all five blocks counts."""
+    lanes, vocab = 3, 10_007
+    lane = array(lanes)
+    types = array(lanes, vocab), lane, lane, array(lanes, dtype=jnp.int32), lane
+    run = partial(module.filter_cutoffs, devices=Devices(platform="gpu", kernels="auto"))
+    result = counted_kernel(run, types, (None,) * 5)
+    assert result.loaded[result.shapes.index((lanes, vocab))] == 4 * lanes * 5 * MAX_BLOCK
 
 
 @pytest.mark.slow

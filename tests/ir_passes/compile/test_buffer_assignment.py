@@ -27,12 +27,12 @@ from audited_steps import ONE as CONTRACT
 from jax_settings import jax_settings
 from without_assignment import WithoutAssignment, erase, hide_assignments
 
+from hybridlm.compiler import xla_audit
 from ir_passes import AuditError
 from ir_passes.compile import buffer_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.xla_audit.hlo import HloError
 
 ARGS = (pool(), slots(), x())
 RIGHT = Step(gather_compute_scatter, CONTRACT, ARGS)
@@ -248,7 +248,7 @@ def test_executable_that_cannot_be_read_is_refused(monkeypatch: pytest.MonkeyPat
 
     hide_assignments(monkeypatch)
     monkeypatch.setattr(WithoutAssignment, "runtime_executable", lambda _: Runtime(), raising=False)
-    with pytest.raises(HloError, match="one HLO module, got 2"):
+    with pytest.raises(xla_audit.HloError, match="one HLO module, got 2"):
         compiled()
     with pytest.warns(CertificationWarning, match="got 2"):
         certificate = compiled(certify="warn").certificate

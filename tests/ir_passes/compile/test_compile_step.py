@@ -1,5 +1,6 @@
 """compile_step: pools meet successors, faults raise or warn, certificates are reused, exports run."""
 
+import pkgutil
 import sys
 import warnings
 from dataclasses import replace
@@ -12,8 +13,10 @@ import numpy as np
 import pytest
 from jax.experimental.layout import Layout, with_layout_constraint
 
+from hybridlm.compiler import rewrites
 from ir_passes import (
     Assumption,
+    AuditClaim,
     AuditError,
     ContractError,
     ContractFault,
@@ -27,6 +30,7 @@ from ir_passes import (
     SlotMap,
     ViolationKind,
     prove_isolation,
+    rowwise,
 )
 from ir_passes.compile.calling import output_order
 from ir_passes.compile.certificate import Certificate
@@ -35,12 +39,7 @@ from ir_passes.compile.compiled_step import CompiledStep
 from ir_passes.compile.exported import ExportError, load_exported, without_layouts
 from ir_passes.compile.isolated import isolated
 from ir_passes.compile.proving import CertificationWarning
-from ir_passes.contract import declared
-from ir_passes.contract.statements import AuditClaim
 from ir_passes.jaxpr import ir
-from ir_passes.proof import lane_proof
-from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.scratch import planner
 
 LANES, SLOTS, WIDTH = 3, 8, 4
 ONE = LaneContract((Shared(), Pool("s"), SlotMap("s", SLOTS), Lane()), (Lane(), Pool("s")))
@@ -125,8 +124,8 @@ def test_certificate_names_proof_audit_and_passes(step: CompiledStep) -> None:
 
 def test_scratch_is_planned_when_it_is_asked_for(monkeypatch: pytest.MonkeyPatch) -> None:
     planned = []
-    plan = planner.pack
-    monkeypatch.setattr(planner, "pack", lambda buffers: planned.append(buffers) or plan(buffers))
+    plan = pkgutil.resolve_name("ir_passes.scratch.planner.pack")
+    monkeypatch.setattr("ir_passes.scratch.planner.pack", lambda buffers: planned.append(buffers) or plan(buffers))
     step = compile_step(one_pool, args(), ONE)
     assert step.certificate.holds and not planned
     assert step.plan is step.plan and len(planned) == 1
@@ -165,8 +164,8 @@ def test_off_neither_proves_nor_audits(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*_: Any) -> None:
         raise AssertionError("nothing is proved or audited")
 
-    monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
-    monkeypatch.setattr(sys.modules["ir_passes.compile.certifying"], "audit", refuse)
+    monkeypatch.setattr("ir_passes.proof.lane_proof.prove_jaxpr", refuse)
+    monkeypatch.setattr("ir_passes.compile.certifying.audit", refuse)
     step = compile_step(leaking, args(), ONE, certify="off")
     assert not step.certificate.holds and step.audit is None
     assert not step.certificate.proved and not step.certificate.audited
@@ -358,7 +357,7 @@ def test_a_call_goes_through_no_more_functions_than_xlas(step: CompiledStep) -> 
     assert actual <= reference + 1
 
 
-def mix_lanes(graph: Graph, say: Say = quiet) -> Graph:
+def mix_lanes(graph: rewrites.Graph, say: Any = None) -> rewrites.Graph:
     """A wrong rewrite that doubles one lane's results and loses the proof."""
     say("mixed")
     return graph.with_program(ir.inline(ir.trace(leaking, *args())))
@@ -381,7 +380,7 @@ def test_proof_is_reused_and_the_audit_repeated(tmp_path: Path, monkeypatch: pyt
     def refuse(*_: Any) -> None:
         raise IsolationError(())
 
-    monkeypatch.setattr(lane_proof, "prove_jaxpr", refuse)
+    monkeypatch.setattr("ir_passes.proof.lane_proof.prove_jaxpr", refuse)
     second = compile_step(one_pool, args(), ONE, certificates=str(tmp_path))
     assert second.certificate.reused
     assert second.certificate == first.certificate
@@ -396,9 +395,13 @@ def test_proof_is_reused_and_the_audit_repeated(tmp_path: Path, monkeypatch: pyt
     assert third.reused and set(third.versions.flags) - set(first.certificate.versions.flags)
 
 
-def test_proof_under_other_declarations_is_not_reused(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_proof_under_other_declarations_is_not_reused(tmp_path: Path) -> None:
     compile_step(one_pool, args(), ONE, certificates=tmp_path)
-    monkeypatch.setitem(declared._DECLARED, "op at file:1", declared.RowWise("op", (Lane(),), (Lane(),)))
+
+    def negated(x: Any) -> Any:
+        return -x
+
+    rowwise(negated, (Lane(),))
     assert not compile_step(one_pool, args(), ONE, certificates=tmp_path).certificate.reused
 
 

@@ -11,7 +11,6 @@ from jax.sharding import AxisType, NamedSharding
 from jax.sharding import PartitionSpec as P
 
 from ir_passes import Certificate, Lane, LaneContract, Pool, compile_step
-from ir_passes.jaxpr.collectives import schedule_of
 
 CONTRACT = LaneContract((Pool("p"), Lane()), (Pool("p"), Lane()))
 SPLIT = P(None, "model")
@@ -63,16 +62,3 @@ def test_devices_are_gathered_in_the_order_of_their_groups() -> None:
     groups = [[3, 0], [2, 1]]
     contents = certificate(lambda x: lax.all_gather(x, "model", axis=1, tiled=True, axis_index_groups=groups)[:, :4])
     assert contents.holds
-
-
-def test_values_that_depend_on_an_input_or_a_device_are_no_constants() -> None:
-    def exchange(x):
-        table = lax.psum(jnp.ones(4), "model") + lax.psum(lax.axis_index("model").astype(jnp.float32), "model")
-        return (
-            x * table[None]
-            + lax.psum(x, "model")
-            + lax.fori_loop(0, 2, lambda _, x: lax.psum(x, "model"), jnp.zeros(4))[None]
-        )
-
-    program = jax.make_jaxpr(step_of(exchange))(jnp.ones((8, 16)), jnp.ones((8, 16)))
-    assert sorted(item.constant for item in schedule_of(program)) == [False, False, False, True]

@@ -9,7 +9,6 @@ import pytest
 from forked import outcomes
 
 from ir_passes import Lane, LaneContract, Pool, Shared, compile_step, isolated
-from ir_passes.jaxpr import jax_private, refused
 
 pytestmark = pytest.mark.skipif(not hasattr(os, "fork"), reason="the system has no fork")
 CONTRACT = LaneContract((Shared(), Pool("s"), Lane()), (Lane(), Pool("s")))
@@ -32,8 +31,3 @@ def test_steps_are_refused(tmp_path: Path) -> None:
     }
     assert outcomes(calls) == dict.fromkeys(calls, "ForkedProcessError")
     assert compiled(*args)[0].shape == (3,)
-
-
-def test_a_fork_before_jax_starts_is_no_fault(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(jax_private, "backends_are_initialized", lambda: False)
-    assert outcomes({"check": lambda: refused.require_threads("step")}) == {"check": "returned"}

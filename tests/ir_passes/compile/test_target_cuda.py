@@ -3,7 +3,6 @@
 The packages of extra `target-cuda` are enough; where a CUDA toolkit is installed next to them, XLA may use that.
 """
 
-from dataclasses import replace
 from typing import Any
 
 import jax
@@ -13,12 +12,8 @@ from audited_steps import LANES, ROW, Step, right_steps
 from jax.experimental import topologies
 
 from ir_passes import AuditError, FindingKind, Lane, LaneContract, Pool
-from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.compile.compile_step import compile_step
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
-from ir_passes.xla_audit.hlo import read
-from ir_passes.xla_audit.program import Executable
 
 pytestmark = pytest.mark.target_cuda
 
@@ -95,21 +90,3 @@ def test_copy_of_a_pool_is_found(place: jax.sharding.Sharding) -> None:
     with pytest.raises(AuditError) as raised:
         compiled(Step(shifting, contract, (jnp.ones((LANES, *ROW)), jnp.ones((LANES, ROW[1])))), place)
     assert FindingKind.POOL_COPY in {finding.kind for finding in raised.value.findings}
-
-
-sums_beside = lambda p, x: (p - x, (p * x).sum(-1))
-best = lambda x: jax.lax.top_k(x * 2.0, 4)
-
-
-@pytest.mark.parametrize(("fn", "shapes", "donated"), [(sums_beside, [(64, 128)] * 2, 0), (best, [(4, 16)], None)])
-def test_operations_of_gpus_in_place(fn: Any, shapes: Any, donated: int | None, place: jax.sharding.Sharding) -> None:
-    """XLA does so, and by the rules of a CPU it would be a hazard."""
-    args = tuple(jax.ShapeDtypeStruct(shape, jnp.float32, sharding=place) for shape in shapes)
-    lowered = jax.jit(fn, donate_argnums=() if donated is None else donated).lower(*args)
-    program = compile_with_assignment(lowered, None)
-    executable = read(program.compiled, program.dump)
-    assert hazards(executable) == 0 and hazards(replace(executable, platform="cpu")) == 1
-
-
-def hazards(executable: Executable) -> int:
-    return len(list(in_place_hazards(executable, live_values(executable))))

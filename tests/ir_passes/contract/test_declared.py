@@ -17,12 +17,12 @@ from ir_passes import (
     Shared,
     ViolationKind,
     declassify,
+    prove,
     prove_isolation,
     rowwise,
 )
 from ir_passes.contract.statements import Assumption
 from ir_passes.jaxpr import ir
-from ir_passes.proof import lane_proof
 
 N, D = 4, 6
 ONE = LaneContract((Lane(),), (Lane(),))
@@ -70,7 +70,7 @@ def test_a_function_is_known_after_what_is_dead_in_it_was_dropped() -> None:
     program = jax.make_jaxpr(step)(*args)
     live = ir.without_dead(program)
     assert len(list(ir.all_eqns(live.jaxpr))) < len(list(ir.all_eqns(program.jaxpr)))
-    assert lane_proof.prove_jaxpr(live, ONE.bind(step, args))
+    assert prove(live, ONE, passes=()).proof is not None
 
 
 def test_callbacks_of_the_same_name_are_told_apart() -> None:

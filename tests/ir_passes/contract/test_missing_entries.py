@@ -7,9 +7,8 @@ import jax.numpy as jnp
 import pytest
 
 import ir_passes
-from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
+from ir_passes import ContractError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step, prove_isolation
 from ir_passes.contract.faults import ContractFault
-from ir_passes.jaxpr.tracing import trace_function
 
 N, D, ROWS = 3, 4, 8
 STATE, X, W, B = jnp.zeros((N, D)), jnp.ones((N, D)), jnp.eye(D), jnp.ones(D)
@@ -56,11 +55,11 @@ def test_all_missing_entries_are_named_and_the_line_is_proved(
     fn: Any, args: Any, kwargs: Any, contract: LaneContract, faults: Any
 ) -> None:
     with pytest.raises(ContractError) as error:
-        contract.bind_trace(trace_function(fn, args, kwargs))
+        prove_isolation(fn, args, contract, kwargs=kwargs)
     assert [(fault.id, fault.about) for fault in error.value.faults] == faults
     line = re.search(r"LaneContract\(.*\)(?=;)", str(error.value))
     assert line is not None
     completed = eval(line[0], dict(vars(ir_passes)))
     assert prove_isolation(fn, args, completed, kwargs=kwargs).lanes == N
-    bound = completed.bind_trace(trace_function(fn, args, kwargs))
+    bound = compile_step(fn, args, completed, kwargs=kwargs).bound
     assert len(bound.successors) == sum(isinstance(array.entry, Pool) for array in bound.inputs)

@@ -9,8 +9,10 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
 
+import jax.numpy as jnp
 import pytest
 
+import ir_passes
 from ir_passes.files.loaded_code import note_code, patched_code
 from ir_passes.files.sources import hash_of_sources, note_sources, running_hash
 
@@ -161,3 +163,11 @@ def test_patches_in_memory_are_found(package: Path, monkeypatch: pytest.MonkeyPa
         assert len(patched_code(package.name)) == 1 and patched_code("other") == []
         monkeypatch.undo()
         assert patched_code(package.name) == []
+
+
+def test_certificates_have_the_hash_of_all_sources_of_the_compiler() -> None:
+    package = Path(ir_passes.__file__).parent
+    assert {path.parent.name for path in package.rglob("*.py")} >= {"ir_passes", "compile", "proof", "rules"}
+    contract = ir_passes.LaneContract((ir_passes.Lane(),), (ir_passes.Lane(),))
+    certificate = ir_passes.compile_step(lambda x: (x,), (jnp.ones(3),), contract).certificate
+    assert certificate.versions.compiler == hash_of_sources([package])

@@ -1,6 +1,5 @@
 """Equal programs have one fingerprint, however often JAX passed over them; other computations have another."""
 
-import inspect
 from collections.abc import Callable
 from typing import Any
 
@@ -13,10 +12,9 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
+from normal_programs import hashes_of_traces
 
-import hybridlm.steps.contract  # noqa: F401  # declares the functions of the engine's steps
-from ir_passes.contract import declared
-from ir_passes.jaxpr import ir
+from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.fingerprint import fingerprint
 
@@ -95,18 +93,6 @@ PROGRAMS: dict[str, Callable[[Any], Any]] = {
 }
 
 
-def prints(function: Callable[..., Any], *args: Any) -> list[set[str]]:
-    """Return fingerprints of two traces, as traced and after JAX's dead-code passes."""
-    traced, live = set(), set()
-    for _ in range(2):
-        program = jax.make_jaxpr(lambda *args: function(*args))(*args)
-        traced.add(fingerprint(program))
-        for _ in range(3):
-            program = ir.without_dead(program)
-            live.add(fingerprint(program))
-    return [traced, live]
-
-
 FORMS: dict[str, Callable[[Any], Any]] = {
     "once": lambda function: function,
     "in jit": jax.jit,
@@ -117,7 +103,7 @@ FORMS: dict[str, Callable[[Any], Any]] = {
 @pytest.mark.parametrize("form", FORMS)
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_traces_and_passes_of_jax_keep_the_fingerprint(name: str, form: str) -> None:
-    assert list(map(len, prints(FORMS[form](PROGRAMS[name]), X))) == [1, 1]
+    assert list(map(len, hashes_of_traces(FORMS[form](PROGRAMS[name]), X))) == [1, 1]
 
 
 OTHER: list[Callable[[Any], Any]] = [
@@ -141,7 +127,7 @@ OTHER: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_other_computations_have_other_fingerprints() -> None:
+def test_other_computations_have_other_fingerhashes_of_traces() -> None:
     programs = [*PROGRAMS.values(), *OTHER]
     assert len({fingerprint(jax.make_jaxpr(program)(X)) for program in programs}) == len(programs)
     assert fingerprint(jax.make_jaxpr(OTHER[0])(X)) != fingerprint(jax.make_jaxpr(OTHER[0])(jnp.ones((4, 5))))
@@ -153,44 +139,16 @@ def test_a_scan_is_written_with_its_numbers_of_constants_and_carries() -> None:
     assert not {"ft_in", "ft_out"} & computing_params(eqn).keys()
 
 
-ROWS = {"x": ((3, 64), "float32"), "expert": ((3,), "int32")}
-STORED: dict[str, tuple[tuple[int, ...], str]] = {
-    "weight": ((64, 64), "float32"),
-    "codes": ((64, 64), "int8"),
-    "scale": ((64, 2), "float32"),
-    "whole": ((64, 1), "float32"),
-    "zero": ((64, 2), "int8"),
-}
-
-
-def declared_call(key: str) -> tuple[Callable[..., Any], list[jax.ShapeDtypeStruct]]:
-    """Return a declared engine function on 8-bit codes, and its arguments."""
-    forms: Any = declared._FUNCTIONS[key]
-    form = next(form for form in forms if getattr(form.keywords.get("form"), "kind", "int8") == "int8")
-    parameters = inspect.signature(form.func).parameters.items()
-    names = [
-        name
-        for name, parameter in parameters
-        if name not in form.keywords and parameter.default is inspect.Parameter.empty
+def test_fingerprint_of_a_contract_sees_every_entry() -> None:
+    step = lambda pool, slots, x: (pool.at[slots].set(x), x)
+    args = (jnp.zeros((8, 4)), jnp.arange(1, 4, dtype=jnp.int32), jnp.ones((3, 4)))
+    bound = lambda pool, slots: fingerprint(LaneContract((pool, slots, Lane()), (pool, Lane())).bind(step, args))
+    item = bound(Pool("s"), SlotMap("s", 8))
+    rest = [
+        bound(Pool("s"), SlotMap("s", 7)),
+        bound(Pool("t"), SlotMap("t", 8)),
+        bound(Pool("s", dims=("slot", "x")), SlotMap("s", 8)),
+        bound(Pool("s"), SlotMap("s", 8, role="write")),
     ]
-    arguments = []
-    for name in names:
-        shape, dtype = ROWS.get(name) or STORED[name]
-        experts = (4,) if "expert" in names and name in STORED else ()
-        arguments.append(jax.ShapeDtypeStruct((*experts, *shape), dtype))
-    return form, arguments
-
-
-KERNELS = ("row_product", "packed_product", "packed_expert_product")
-DECLARED = [
-    pytest.param(key, id=name, marks=[pytest.mark.cpu_kernels] if name in KERNELS else [])
-    for key in declared._FUNCTIONS
-    if "/models/" in key
-    for name in [key.split()[0]]
-]
-
-
-@pytest.mark.parametrize("key", DECLARED)
-def test_declared_functions_of_the_engine_keep_their_fingerprint(key: str) -> None:
-    function, arguments = declared_call(key)
-    assert list(map(len, prints(function, *arguments))) == [1, 1]
+    assert bound(Pool("s"), SlotMap("s", 8)) == item
+    assert len({item, *rest}) == 5

@@ -8,8 +8,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from normal_programs import normal_program
 
-from ir_passes.contract.normal_form import flatten
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import index_terms
 from ir_passes.kernels.index_terms import Term, domain, equal, in_bounds, numbers_of, unknown
@@ -21,7 +21,7 @@ NATURAL = range(127)
 
 def term_of(function: Callable[[Any], Any]) -> Term:
     """The result of a function of one int8 number as a term."""
-    program = flatten(jax.make_jaxpr(function)(jnp.int8(0)))
+    program = normal_program(function, jnp.int8(0))
     terms: dict[Any, Term] = {program.jaxpr.invars[0]: NUMBER}
     read = lambda atom: index_terms.constant(atom.val) if isinstance(atom, ir.Literal) else terms[atom]
     for eqn in program.jaxpr.eqns:

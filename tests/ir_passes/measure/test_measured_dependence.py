@@ -3,13 +3,10 @@
 import jax
 import jax.numpy as jnp
 import numpy as np
-import pytest
 from zoo import gated_delta, rows
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, normal
 
-from ir_passes import compile_step
-from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
 
 OWN = tuple(tuple(i == j for j in range(LANES)) for i in range(LANES))
@@ -47,11 +44,3 @@ def test_writes_to_rows_of_other_lanes_are_measured() -> None:
         return y, new.at[slots[1]].add(jnp.sum(x[0]))
 
     assert measured_dependence(jax.jit(step), arguments(), PLAIN.bound()).crossings == ((1, 0),)
-
-
-@pytest.mark.filterwarnings("ignore::ir_passes.CertificationWarning")
-def test_the_page_shows_the_dependence_next_to_the_verdict() -> None:
-    step = compile_step(leaking, arguments(), PLAIN.contract, certify="warn")
-    page = inspect_page("leaking", step, measured=measured_dependence(step, arguments(), step.bound))
-    assert page.count('<td class="open">open<small>changed</small></td>') == 2
-    assert page.count('<td class="own">own<small>changed</small></td>') == LANES

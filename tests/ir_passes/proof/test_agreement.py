@@ -8,13 +8,12 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
+from schedules import schedule
 from zoo.catalogue import PROGRAMS
 from zoo.meshes.agreement import COPY_SPECS
 from zoo.meshes.sharded import mesh
 
 from ir_passes import Assumption, Claim, CompiledStep, compile_step
-from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.collectives import schedule_of
 from ir_passes.proof.agreement import devices_agree
 
 COPIED = PROGRAMS["sharded rows copied where devices agree"]
@@ -69,7 +68,7 @@ def test_operands_that_are_split_alike_take_one_collective() -> None:
     for name, axes in (("sharded rows copied where devices agree", [("data", "model")]),
                        ("sharded rows and heads where devices agree", [("model",), ("data",)])):  # fmt: skip
         program = PROGRAMS[name]
-        collectives = [entry.collective for entry in schedule_of(ir.inline(ir.trace(program.step, *program.args())))]
+        collectives = [entry.collective for entry in schedule(program.step, *program.args())]
         assert [collective.axes for collective in collectives if collective.operation == "pmax"] == axes
 
 
@@ -77,7 +76,7 @@ def test_where_nothing_is_shared_nothing_is_compared() -> None:
     lengths = jnp.ones(4, jnp.int32)
     assert bool(devices_agree(lengths))
     run = jax.shard_map(devices_agree, mesh=mesh(2, 2), in_specs=P(("data", "model")), out_specs=P())
-    assert schedule_of(ir.trace(run, lengths)) == ()
+    assert schedule(run, lengths) == ()
 
 
 def test_numbers_of_other_widths_are_refused() -> None:

@@ -1,7 +1,7 @@
 """Loops that stop each lane separately are proved, other loops are refused."""
 
 from collections.abc import Callable
-from typing import Any
+from typing import Any, Literal
 
 import jax
 import jax.numpy as jnp
@@ -11,7 +11,6 @@ from isolation_oracle import leaks
 from jax import lax
 
 from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
-from ir_passes.contract.entries import LaneRole
 from ir_passes.proof.violations import ViolationKind
 
 LANES, WIDTH, TURNS = 3, 4, 5
@@ -315,7 +314,9 @@ def test_a_loop_that_writes_slots_of_idle_lanes_is_refused(name: str) -> None:
     assert any(changes_an_idle_row(BESIDE_SLOTS[name], each) for each in args)
 
 
-def steps_of_rows(role: LaneRole, body: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
+def steps_of_rows(
+    role: Literal["length", "active"], body: Callable[..., Any]
+) -> tuple[Callable[..., Any], tuple[Any, ...], LaneContract]:
     """Return a step that advances rows behind a slot map, its arguments and its contract."""
     work = jnp.array([True, False, True]) if role == "active" else jnp.array([2, 0, 1], jnp.int32)
     args = jnp.ones((7, WIDTH)), jnp.array([4, 2, 5], jnp.int32), jnp.ones((LANES, WIDTH)), work

@@ -18,8 +18,6 @@ from zoo.catalogue import PROGRAMS
 
 from ir_passes.proof import packed_layout
 from ir_passes.proof.owners import LaneRows
-from ir_passes.proof.rules import meshes
-from ir_passes.proof.rules.addressing import pool_rows
 
 
 def wrong(name: str, seed: int, checked: dict[str, int]) -> list[str]:
@@ -68,7 +66,7 @@ def test_lanes_inside_are_followed() -> None:
 
 def test_rows_on_two_devices_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """Declare a row on one device that all devices read."""
-    monkeypatch.setattr(pool_rows, "device_fault", lambda *_: None)
+    monkeypatch.setattr("ir_passes.proof.rules.addressing.pool_rows.device_fault", lambda *_: None)
     program = next(mutant.program for mutant in SPLIT_ROWS if mutant.id == "row-of-each-device")
     assert program is not None
     assert any("has rows on several devices" in fault for fault in mesh_faults(Subject(program, (0,), run=apply)))
@@ -86,5 +84,5 @@ def test_tokens_of_another_lane_are_seen(monkeypatch: pytest.MonkeyPatch) -> Non
 
 def test_lanes_of_another_device_are_seen(monkeypatch: pytest.MonkeyPatch) -> None:
     """A collective over the axis that splits lanes is claimed to keep lanes apart."""
-    monkeypatch.setattr(meshes.mesh, "axes_of", lambda eqn: ())
+    monkeypatch.setattr("ir_passes.jaxpr.mesh.axes_of", lambda eqn: ())
     assert any("changed on device" in fault for fault in wrong("psum", 12, {}))

@@ -28,7 +28,6 @@ from ir_passes import (
     Unspecified,
     ViolationKind,
 )
-from ir_passes.contract import contract as contracts
 from ir_passes.proof.lane_proof import prove_isolation
 
 S, N, D = 9, 4, 8
@@ -282,7 +281,7 @@ def test_shared_results_of_rows_are_of_several_lanes() -> None:
 ])  # fmt: skip
 def test_declarations_without_meaning_prove_nothing(changed: Opaque, monkeypatch: pytest.MonkeyPatch) -> None:
     """Verdicts do not depend on the checks of entries."""
-    monkeypatch.setattr(contracts, "check_opaque", lambda *_: None)
+    monkeypatch.setattr("ir_passes.contract.contract.check_opaque", lambda *_: None)
     step = lambda *operands: (put(*operands),)
     assert prove_isolation(step, args(), contract(put_of(), POOL))
     with pytest.raises(IsolationError):
@@ -290,7 +289,7 @@ def test_declarations_without_meaning_prove_nothing(changed: Opaque, monkeypatch
 
 
 def test_an_output_with_the_entry_of_an_input_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(contracts, "check_entries", lambda *_: None)
+    monkeypatch.setattr("ir_passes.contract.contract.check_entries", lambda *_: None)
     con = LaneContract((POOL, SLOTS, Lane()), (POOL, SLOTS))
     with pytest.raises(IsolationError, match="left out of the contract"):
         prove_isolation(lambda pool, slots, x: (pool, x[:, 0].astype(jnp.int32)), args(), con)

@@ -3,7 +3,6 @@
 import itertools
 import re
 from collections.abc import Iterator
-from dataclasses import replace
 
 import jax
 import jax.numpy as jnp
@@ -24,10 +23,6 @@ from ir_passes import (
     prove_isolation,
 )
 from ir_passes.proof import packed_layout
-from ir_passes.proof.numbering import Number
-from ir_passes.proof.owners import Symbol
-from ir_passes.proof.rules.addressing.index_sums import difference, in_lane, single
-from ir_passes.proof.values import Condition, OffsetEntry
 
 LANES, TOKENS = 3, 4
 
@@ -197,13 +192,3 @@ def test_an_associative_scan_of_any_length_begins_anew_at_each_lane(tokens: int)
     if tokens > 1:
         with pytest.raises(IsolationError):
             prove_isolation(scanned(1), args, contract)
-
-
-@pytest.mark.parametrize(("start", "is_lane"), [
-    (OffsetEntry("tokens", 0, 0), True), (OffsetEntry("tokens", 1, 0), False), (OffsetEntry("tokens", 2), True),
-    (OffsetEntry("tokens", -1), False), (OffsetEntry("tokens", 1, symbol=Symbol(Number(7), 3)), False),
-])  # fmt: skip
-def test_a_guessed_lane_is_the_lane_of_its_index(start: OffsetEntry, is_lane: bool) -> None:
-    """Guesses are not trusted: an entry along an axis may begin the next lane."""
-    stop = single(replace(start, first=start.first + 1))
-    assert in_lane(single(start), start, [Condition(difference(stop, single(start), -1))]) is is_lane

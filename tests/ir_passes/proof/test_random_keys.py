@@ -9,6 +9,7 @@ import pytest
 from jax import lax
 from rewritten_steps import graph_of
 
+from hybridlm.compiler import exported, measure, rewrites, sanitizer
 from ir_passes import (
     ContractError,
     ContractFault,
@@ -21,12 +22,8 @@ from ir_passes import (
     ViolationKind,
     compile_step,
 )
-from ir_passes.compile.exported import load_exported
 from ir_passes.jaxpr import ir
-from ir_passes.measure.dependence import measured_dependence
 from ir_passes.proof.lane_proof import prove_isolation
-from ir_passes.rewrites.pipeline import run_passes
-from ir_passes.sanitizer.sanitize import sanitize
 
 N, D, S = 4, 4, 9
 X = np.random.default_rng(0).normal(size=(N, D)).astype(np.float32)
@@ -99,7 +96,7 @@ def test_each_lane_draws_by_its_own_key(step) -> None:
     assert prove_isolation(step, (keys(), X), OWN)
     assert prove_isolation(step, (jax.ShapeDtypeStruct((N,), keys().dtype), X), OWN)
     bound = OWN.bind(step, (keys(), X))
-    assert measured_dependence(jax.jit(step), (keys(), X), bound).crossings == ()
+    assert measure.measured_dependence(jax.jit(step), (keys(), X), bound).crossings == ()
 
 
 MIXED = {
@@ -125,7 +122,7 @@ def test_keys_of_other_lanes_are_found(step) -> None:
     with pytest.raises(IsolationError) as error:
         prove_isolation(step, (keys(), X), OWN)
     assert {violation.kind for violation in error.value.violations} <= {ViolationKind.CROSS_LANE}
-    assert measured_dependence(jax.jit(step), (keys(), X), OWN.bind(step, (keys(), X))).crossings
+    assert measure.measured_dependence(jax.jit(step), (keys(), X), OWN.bind(step, (keys(), X))).crossings
 
 
 @pytest.mark.parametrize("generator", GENERATORS)
@@ -161,7 +158,7 @@ def test_generators_that_take_the_first_key_of_a_batch_are_refused(generator, dr
     """XLA's generator samples for a whole batch of keys by the first of them."""
     step = lambda k, x: (draw(k),)
     args = keys(generator=generator), X
-    crosses = measured_dependence(jax.jit(step), args, OWN.bind(step, args)).crossings
+    crosses = measure.measured_dependence(jax.jit(step), args, OWN.bind(step, args)).crossings
     assert bool(crosses) == (generator in leaking)
     cautious = generator == "unsafe_rbg" and draw is BY_FIRST_KEY["fold in"][0]
     if not crosses and not cautious:
@@ -193,7 +190,7 @@ def test_a_pool_of_keys_goes_on_from_call_to_call() -> None:
     assert prove_isolation(pooled, pools(), POOLS)
     with pytest.raises(IsolationError):
         prove_isolation(crossed, pools(), POOLS)
-    sanitize(pooled, pools(), POOLS)
+    sanitizer.sanitize(pooled, pools(), POOLS)
 
 
 def test_keys_are_neither_numbers_nor_words() -> None:
@@ -231,11 +228,13 @@ def test_a_step_that_samples_is_compiled_exported_and_run(step, arguments, con, 
     assert compile_step(step, arguments(), con, certificates=tmp_path).certificate.reused
     assert "key<fry>" in compiled.report() and "key" in compiled._repr_html_()
     compiled.export().save(tmp_path / "portable")
-    assert "key<fry>" in {argument.dtype for argument in load_exported(tmp_path / "portable").signature.arguments}
+    assert "key<fry>" in {
+        argument.dtype for argument in exported.load_exported(tmp_path / "portable").signature.arguments
+    }
     compiled.export("executable").save(tmp_path / "executable")
-    loaded = load_exported(tmp_path / "executable").load()
+    loaded = exported.load_exported(tmp_path / "executable").load()
     assert bits(loaded(*jax.tree.leaves(arguments()))) == wanted
-    assert measured_dependence(step, arguments(), compiled.bound).crossings == ()
+    assert measure.measured_dependence(step, arguments(), compiled.bound).crossings == ()
 
 
 def test_passes_leave_keys_as_they_are() -> None:
@@ -246,6 +245,6 @@ def test_passes_leave_keys_as_they_are() -> None:
             pool = pool.at[slots[i]].set(pool[slots[i]] + x[i] + noise(pair[0]))
         return pool[slots], pool_keys, pool
 
-    rewritten, _ = run_passes(graph_of(step, pools(), POOLS))
+    rewritten, _ = rewrites.run_passes(graph_of(step, pools(), POOLS))
     results = jax.jit(ir.as_function(rewritten.program))(*jax.tree.leaves(pools()))
     assert bits(results) == bits(jax.jit(step)(*pools()))

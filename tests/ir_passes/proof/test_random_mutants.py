@@ -18,14 +18,12 @@ from zoo.catalogue import PROGRAMS
 from zoo.meshes.sharded_rows import ADVANCE_SPECS, COPY_SPECS, local_advance, local_copy, over
 from zoo.program import Program
 
+from hybridlm.compiler import host, sanitizer
 from ir_passes import LaneContract, PageTable
-from ir_passes.host.row_ledger import LaneWork, RowLedger
 from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
 from ir_passes.proof.violations import ViolationKind as Kind
-from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
-from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 RUN = [name for name in PROGRAMS if not name.startswith(("sharded", "kernel:"))]
 """numpy runs no meshes and no kernels; kernels have separate random programs."""
@@ -74,18 +72,18 @@ def breaks_promise(subject: Subject, change: Change) -> bool:
     entries = tuple(spec.entry for spec in bound.inputs), [spec.entry for spec in bound.outputs]
     args = tuple(jax.ShapeDtypeStruct(spec.shape, spec.dtype) for spec in bound.inputs)
     try:
-        sanitized = sanitize(ir.as_function(program), args, LaneContract(*entries, bound.opaque))
-    except UntrackedError:
+        sanitized = sanitizer.sanitize(ir.as_function(program), args, LaneContract(*entries, bound.opaque))
+    except sanitizer.UntrackedError:
         return False
-    expected = RowLedger().expect([LaneWork(1 + lane, 0, 1) for lane in range(bound.lanes)])
+    expected = host.RowLedger().expect([host.LaneWork(1 + lane, 0, 1) for lane in range(bound.lanes)])
     step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
 
     def seen(leaves: Any) -> bool:
         *_, verdict = step(*leaves, shadow_labels=sanitized.shadow_labels(), expected=expected)
         try:
             sanitized.require(verdict, expected)
-        except SanitizerError as error:
-            return LabelFault.PAGE in error.ids
+        except sanitizer.SanitizerError as error:
+            return sanitizer.LabelFault.PAGE in error.ids
         return False
 
     return all(any(map(seen, pair)) for pair in subject.leaking_runs(change))

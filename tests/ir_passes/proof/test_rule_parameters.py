@@ -3,7 +3,6 @@
 W1 of the proof: `reshape` counted as row-major with any `dimensions`.
 """
 
-from collections import Counter
 from collections.abc import Callable, Iterable
 from typing import Any
 
@@ -16,17 +15,14 @@ from instances.catalogue import BUILDERS, MISFITS, NoInstance, installed, instan
 from instances.meshes import BUILDERS as MESHES
 from jax import Array, lax
 from jaxpr_mutation import Subject
+from normal_programs import normal_equations
 from predicted_owners import faults
 from xla_equations import apply
 from zoo.program import Program
 
 from ir_passes import Assumption, IsolationError, Lane, LaneContract, Pool, Shared, SlotMap, prove_isolation
-from ir_passes.contract.normal_form import flatten, row_major
 from ir_passes.jaxpr import ir
-from ir_passes.proof.dims.classes import fresh
-from ir_passes.proof.dims.rules import DIMENSION_RULES
-from ir_passes.proof.registry import PARAMETERS, Parameters
-from ir_passes.proof.rules.all import RULES
+from ir_passes.proof.registry import PARAMETERS, RULES, Parameters
 from ir_passes.proof.violations import ViolationKind
 
 CANNOT_RUN = ("threefry2x32",)
@@ -41,7 +37,7 @@ PASSED_ON = 6
 def unknown_parameters(program: ir.ClosedJaxpr) -> set[str]:
     return {
         f"{eqn.primitive.name}: {name}"
-        for eqn in ir.all_eqns(flatten(program).jaxpr)
+        for eqn in normal_equations(program)
         if eqn.primitive.name in RULES and (name := PARAMETERS[eqn.primitive.name].unknown(eqn.params)) is not None
     }
 
@@ -87,60 +83,6 @@ def test_what_is_said_of_batched_and_differentiated_operations_holds(name: str, 
         for program in derived(name, seed):
             assert unknown_parameters(ir.trace(program.step, *program.args())) == set(), program.name
             assert list(faults(Subject(program, (0,), run=one_nan))) == [], program.name
-
-
-class Spy(dict):
-    """Parameters that record reads."""
-
-    def __init__(self, params: dict[str, Any]):
-        super().__init__(params)
-        self.read: set[str] = set()
-
-    def __getitem__(self, key: str) -> Any:
-        self.read.add(key)
-        return super().__getitem__(key)
-
-    def get(self, key: str, default: Any = None) -> Any:
-        self.read.add(key)
-        return super().get(key, default)
-
-    def __contains__(self, key: object) -> bool:
-        self.read.add(str(key))
-        return super().__contains__(key)
-
-
-IGNORED = set("""
-dtype fill_value index_dtype indices_are_sorted is_stable limit_indices mode name new_dtype new_sizes num_keys out_dtype
-reps repeats shape sizes slice_sizes start_indices strides unique_indices update_consts update_jaxpr
-""".split())  # fmt: skip
-"""Lengths and contents of arrays: dimensions keep their names with any length."""
-OF_ELEMENTS = {
-    "rev": {"dimensions"}, "sort": {"dimension"}, "split": {"axis"},
-    **dict.fromkeys(("reshape", "squeeze"), {"dimensions"}),
-}  # fmt: skip
-"""Parameters that select elements and align no dimensions."""
-
-
-@pytest.mark.slow
-def test_labels_read_what_ownership_reads() -> None:
-    """A parameter of an owner rule is read by the label rule, or excused."""
-    missing = {}
-    for name in sorted(set(DIMENSION_RULES) & set(NAMES)):
-        read: set[str] = set()
-        for seed in range(4):
-            source = instance(name, seed)
-            program = flatten(ir.trace(source.step, *source.args()))
-            for eqn in (candidate for candidate in ir.all_eqns(program.jaxpr) if candidate.primitive.name == name):
-                spy = Spy(dict(eqn.params))
-                watched = eqn.replace(params=spy)
-                assert watched.params is spy
-                DIMENSION_RULES[name](watched, *(fresh(ir.shape_of(atom)) for atom in eqn.invars))
-                read |= spy.read
-        accepted = set(PARAMETERS[name].accepts or ())
-        unread = (PARAMETERS[name].reads | accepted) - read - IGNORED - OF_ELEMENTS.get(name, set())
-        if unread:
-            missing[name] = unread
-    assert missing == {}
 
 
 def test_a_parameter_without_a_rule_is_refused(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -245,41 +187,6 @@ def test_a_labelled_state_that_is_transposed_by_a_reshape_is_refused() -> None:
     with pytest.raises(IsolationError) as error:
         prove_isolation(lambda pool, slots: step(pool, slots, 1), SQUARE_ARGS, SQUARE)
     assert {violation.kind for violation in error.value.violations} == {ViolationKind.DIMENSIONS}
-
-
-def nested(x: Array) -> Array:
-    """Reshapes that transpose in a loop, a branch, a custom_jvp call and a jitted call."""
-
-    @jax.custom_jvp
-    def turned(y: Array) -> Array:
-        return y.ravel(order="F")
-
-    turned.defjvp(lambda primals, tangents: (turned(*primals), turned(*tangents)))
-
-    def body(carry: Array, _: None) -> tuple[Array, Array]:
-        carry = lax.cond(carry.sum() > 0, lambda y: y.reshape(carry.shape, order="F"), lambda y: 2 * y, carry)
-        return carry, turned(carry)
-
-    carry, ys = lax.scan(body, x, None, length=3)
-    return jax.jit(lambda y: y.reshape(-1, 2, order="F"))(carry).sum(1) + jax.checkpoint(jnp.sum)(ys)
-
-
-def test_the_normal_form_computes_the_same() -> None:
-    x = np.arange(24, dtype=np.float32).reshape(4, 6) - 7
-    program = ir.trace(nested, x)
-    new = row_major(program)
-    ir.check(new)
-
-    def transposing(jaxpr: ir.ClosedJaxpr) -> int:
-        eqns = [eqn for eqn in ir.all_eqns(jaxpr.jaxpr) if eqn.primitive.name == "reshape"]
-        return sum(eqn.params["dimensions"] is not None for eqn in eqns)
-
-    assert (transposing(program) >= 3, transposing(new)) == (True, 0)
-    assert row_major(new) is new
-    for result, other in zip(ir.as_function(program)(x), ir.as_function(new)(x), strict=True):
-        np.testing.assert_array_equal(result, other)
-    sources = Counter(ir.source_of(eqn) for eqn in ir.all_eqns(new.jaxpr) if eqn.primitive.name == "transpose")
-    assert all(source.startswith(__file__) for source in sources)
 
 
 INDEXED = LaneContract((Lane(), Lane()), (Lane(),))

@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 from idle_predictions import idle_faults
 from jaxpr_mutation import Subject
+from normal_programs import normal_program
 from numpy_interpreter import apply as by_numpy
 from predicted_owners import faults, predictions
 from random_calls import random_calls
@@ -25,8 +26,6 @@ from zoo.catalogue import PROGRAMS
 from zoo.program import Program
 
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.contract.normal_form import flatten
-from ir_passes.jaxpr import ir
 from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.numbering import Leaf
 from ir_passes.proof.owners import LaneRows
@@ -122,7 +121,7 @@ def test_random_calls_are_varied() -> None:
     met = Counter[str]()
     for seed in range(CALLS, CALLS + 12):
         program = random_calls(seed)
-        traced = flatten(ir.trace(program.step, *program.args()))
+        traced = normal_program(program.step, *program.args())
         prover = Prover(program.bound(), observe=lambda eqn, *_: met.update([eqn.primitive.name]))
         walk(prover, traced)
     wanted = "random_split", "random_fold_in", "random_bits", "random_wrap", "random_unwrap", "pure_callback"

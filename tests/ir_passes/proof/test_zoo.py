@@ -3,9 +3,8 @@
 import pytest
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
-from zoo.real_models import MODELS, program, shapes, vmapped
+from zoo.real_models import MODELS, steps
 
-from hybridlm.programs.shapes import Shape
 from ir_passes import Assumption
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 
@@ -28,10 +27,8 @@ def test_rows_that_are_declared_disjoint_are_assumed() -> None:
 
 def prove_steps(model: str, all_lanes: bool) -> None:
     """Prove each step, and its one-lane form under `vmap` without pages."""
-    for shape in shapes(model, all_lanes):
-        prove(program(model, shape))
-        if isinstance(shape, Shape) and shape.rows == shape.lanes and not shape.pages:
-            prove(vmapped(program(model, shape)))
+    for step in steps(model, all_lanes, mapped=True):
+        prove(step)
 
 
 @pytest.mark.slow

@@ -10,7 +10,7 @@ from rewritten_steps import assert_same, brackets, copies, graph_of, primitives,
 
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, rowwise
 from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.jaxpr import primitives as primitive_table
 from ir_passes.rewrites import lane_work, rebatch
 from ir_passes.rewrites.batching import BatchedWork
 from ir_passes.rewrites.graph import Graph
@@ -57,7 +57,7 @@ def nested_scan(pool, slots, x):
 
 
 def pool_writes(graph: Graph) -> list[str]:
-    eqns = [eqn for eqn in graph.program.jaxpr.eqns if eqn.primitive.name in WRITES]
+    eqns = [eqn for eqn in graph.program.jaxpr.eqns if eqn.primitive.name in primitive_table.WRITES]
     return [eqn.primitive.name for eqn in eqns if ir.types(eqn.outvars) == ir.types(graph.program.jaxpr.invars[:1])]
 
 

@@ -3,15 +3,13 @@
 import jax
 import numpy as np
 import pytest
-from rewritten_steps import claims
+from rewritten_steps import check_proved, claims, graph_of
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program
-from zoo.real_models import MODELS, program, shapes
+from zoo.real_models import MODELS, steps
 
 from ir_passes import IsolationError
-from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
-from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.rewrites.batching import BatchedWork
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pipeline import PassReport, run_passes
@@ -25,14 +23,9 @@ REBATCHED = (
 )
 
 
-def check(graph: Graph) -> None:
-    prove_jaxpr(graph.program, graph.bound)
-
-
 def rewritten(program: Program) -> tuple[Graph, Graph, tuple[PassReport, ...]]:
-    bound = program.bound()
-    graph = Graph(step_form(ir.trace(program.step, *program.args()), bound), bound)
-    return graph, *run_passes(graph, check=check)
+    graph = graph_of(program.step, program.args(), program.contract)
+    return graph, *run_passes(graph, check=check_proved)
 
 
 def compare(program: Program, initial: Graph, final: Graph) -> None:
@@ -69,8 +62,7 @@ def test_every_program_computes_the_same(name: str) -> None:
 def rewrite_steps(model: str, all_lanes: bool) -> list[tuple[Program, Graph, Graph]]:
     """Rewrite each step of a model with a proof after each pass; yield changed steps."""
     results = []
-    for shape in shapes(model, all_lanes):
-        item = program(model, shape)
+    for item in steps(model, all_lanes):
         initial, final, reports = rewritten(item)
         repeated, repeated_reports = run_passes(final)
         assert repeated is final, f"{item.name}: {repeated_reports}"

@@ -7,14 +7,12 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
+from rewritten_steps import check_proved, graph_of
 from zoo.catalogue import PROGRAMS
 
 from ir_passes import AuditError, Lane, LaneContract, Pool, Shared, SlotMap, compile_step
-from ir_passes.contract.guarded_writes import step_form
 from ir_passes.jaxpr import ir
-from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.rewrites import DEFAULT_PASSES, write_in_place
-from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pipeline import pass_name
 from ir_passes.rewrites.write_order import _never
 
@@ -148,12 +146,10 @@ def test_a_copy_that_no_order_avoids_is_reported() -> None:
 @pytest.mark.parametrize("name", PROGRAMS)
 def test_programs_are_proved_with_ordered_writes(name: str) -> None:
     program = PROGRAMS[name]
-    bound = program.bound()
-    graph = Graph(step_form(ir.trace(program.step, *program.args()), bound), bound)
-    ordered = write_in_place(graph)
+    ordered = write_in_place(graph_of(program.step, program.args(), program.contract))
     assert write_in_place(ordered) is ordered
     ir.check(ordered.program)
-    prove_jaxpr(ordered.program, ordered.bound)
+    check_proved(ordered)
 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float8_e4m3fn", "int8", "uint32", "int32", "bool"])

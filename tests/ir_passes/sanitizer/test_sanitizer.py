@@ -1,7 +1,8 @@
 """The sanitizer passes right steps over long schedules and names every wrong use."""
 
+import copy
 import re
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -9,14 +10,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array, lax
+from labelled_steps import LabelledSteps, Turns
 
-from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotError, SlotFault, SlotMap
-from ir_passes.host.row_ledger import Expected, Label, LaneWork, ReservedOwner, RowLedger
-from ir_passes.host.slot_owner import SlotOwner
+from hybridlm.compiler import host as host_records
+from ir_passes import ContractError, Lane, LaneContract, Opaque, Pool, Shared, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.judge import Judge
-from ir_passes.sanitizer.sanitize import SanitizedStep, UntrackedError, sanitize
+from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.tags import UNKNOWN, along, computed
 from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError, UntrackedFault
 
@@ -26,8 +27,6 @@ CONTRACT = LaneContract(
     outputs=(Lane(), Pool("state"), Pool("state")),
 )
 Step = Callable[..., tuple]
-Turns = Sequence[tuple[int, ...] | None]
-"""Fields of `LaneWork` for each lane, None for a lane without a sequence."""
 
 
 weights = lambda: jnp.linspace(0.1, 0.7, TAPS + 1)
@@ -122,38 +121,42 @@ def example(slots: Any = (1, 2, 0)) -> tuple:
     return (weights(), *pools(), jnp.array(slots, jnp.int32), lane, lane, jnp.zeros((N, WIDTH)))
 
 
-FAST = {"xla_backend_optimization_level": "0"}
-PROGRAMS: dict[Step, tuple[SanitizedStep, Any, Any]] = {}
-"""Compiled once for all tests."""
+PROGRAMS: dict[Step, tuple[LabelledSteps, Any]] = {}
+"""Compiled once for all tests: sanitized and plain."""
 
 
 class Host:
-    """Runs a sanitized step with its pools, shadow labels and ledger."""
+    """Pools of a sanitized step with their labels and ledger, next to the plain step."""
 
     def __init__(self, step: Step, contract: LaneContract = CONTRACT, args: tuple | None = None):
         args = example() if args is None else args
         if step not in PROGRAMS:
-            sanitized = sanitize(step, args, contract)
-            PROGRAMS[step] = sanitized, jax.jit(step), jax.jit(sanitized.step, compiler_options=FAST)
-        self.sanitized, self.plain, self.compiled = PROGRAMS[step]
-        self.pools, self.shadow_labels = args[1:3], self.sanitized.shadow_labels()
-        self.ledger = RowLedger()
+            PROGRAMS[step] = LabelledSteps(step, args, contract, compiled=True), jax.jit(step)
+        steps, self.plain = PROGRAMS[step]
+        self.steps, self.pools = copy.copy(steps), args[1:3]
+        self.steps.begin()
 
-    def take(self, slots: Any, turns: Turns) -> Array:
+    def state(self) -> tuple[Any, Any]:
+        return self.pools, self.steps.labels
+
+    def put(self, state: tuple[Any, Any]) -> None:
+        self.pools, self.steps.labels = state
+
+    def but(self, step: Step) -> "Host":
+        """Return the host of another step, with these pools, labels and sequences."""
+        other = Host(step)
+        other.pools, other.steps.labels, other.steps.ledger = self.pools, self.steps.labels, self.steps.ledger
+        return other
+
+    def take(self, slots: Any, turns: Turns) -> None:
         """Take one step, raise findings, and compare with the plain step."""
-        expected = self.ledger.expect([None if turn is None else LaneWork(*turn) for turn in turns])
         lengths, positions = (jnp.array([turn[k] if turn else 0 for turn in turns], jnp.int32) for k in (2, 1))
-        x = jnp.asarray(np.random.default_rng(self.ledger.epoch).standard_normal((N, WIDTH)), jnp.float32)
-        slots = jnp.array(slots, jnp.int32)
-        args = (weights(), *self.pools, slots, lengths, positions, x)
+        x = jnp.asarray(np.random.default_rng(self.steps.ledger.epoch).standard_normal((N, WIDTH)), jnp.float32)
+        args = (weights(), *self.pools, jnp.array(slots, jnp.int32), lengths, positions, x)
         want = self.plain(*args)
-        out, *new, self.shadow_labels, verdict = self.compiled(
-            *args, shadow_labels=self.shadow_labels, expected=expected
-        )
-        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), (out, *new), want)
-        self.pools = tuple(new)
-        self.sanitized.require(verdict, expected)
-        return out
+        result = self.steps.take(args, turns)
+        jax.tree.map(lambda a, b: np.testing.assert_allclose(a, b, rtol=1e-5, atol=1e-6), result, want)
+        self.pools = result[1:]
 
 
 def start(host: Host, *lanes: tuple[int, int]) -> None:
@@ -164,7 +167,7 @@ def start(host: Host, *lanes: tuple[int, int]) -> None:
 
 @pytest.mark.parametrize("name", [next(iter(RIGHT)), *(pytest.param(n, marks=pytest.mark.long) for n in [*RIGHT][1:])])
 def test_right_steps_pass_with_slots_reused(name: str) -> None:
-    host, owner, rng = Host(RIGHT[name]), SlotOwner(SLOTS), np.random.default_rng(0)
+    host, owner, rng = Host(RIGHT[name]), host_records.SlotOwner(SLOTS), np.random.default_rng(0)
     lanes: list[Any] = [None] * N
     born = 0
     for _ in range(40):
@@ -179,7 +182,7 @@ def test_right_steps_pass_with_slots_reused(name: str) -> None:
             if turn is not None:
                 lanes[i][1] += turn[2]
                 if rng.random() < 0.25:
-                    host.ledger.forget(turn[0])
+                    host.steps.ledger.forget(turn[0])
                     owner.release(lanes[i][2])
                     lanes[i] = None
     owner.check_integrity()
@@ -196,7 +199,7 @@ def test_rows_say_who_wrote_them_and_when() -> None:
     host = Host(GATHERED)
     start(host, (5, 3), (9, 1))
     host.take([1, 0, 3], [(9, 1, 1), None, (5, 1, 0)])
-    for shadow in host.shadow_labels:
+    for shadow in host.steps.labels:
         assert shadow.tolist()[1] == [9, 2, 0, 2]
         assert shadow.tolist()[3] == [5, 1, 0, 1]
         assert shadow.tolist()[2] == [0, 0, 0, 0]
@@ -236,7 +239,7 @@ def test_stale_state_of_the_previous_tenant() -> None:
         [0, 3, 0],
         [None, (6, 0, 1), None],
         index=(1, 3),
-        expected=(ReservedOwner.FRESH, 0),
+        expected=(host_records.ReservedOwner.FRESH, 0),
         actual=(5, 1, 0, 1),
         label="reads args[1]",
     )
@@ -266,9 +269,9 @@ def test_slots_of_two_lanes_exchanged_by_the_host() -> None:
 def test_write_lost_in_a_later_step_shows_in_the_position() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.shadow_labels
+    old = host.state()
     host.take([3, 0, 0], [(5, 1, 1), None, None])
-    host.pools, host.shadow_labels = old
+    host.put(old)
     fails(host, LabelFault.POSITION, [3, 0, 0], [(5, 2, 1), None, None], expected=(5, 2), actual=(5, 1))
 
 
@@ -281,10 +284,10 @@ def test_layout_that_the_reader_does_not_expect() -> None:
 def test_state_of_the_same_position_but_another_time() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    old = host.pools, host.shadow_labels
-    host.ledger.epoch += 3
+    old = host.state()
+    host.steps.ledger.epoch += 3
     start(host, (5, 3))
-    host.pools, host.shadow_labels = old
+    host.put(old)
     fails(host, LabelFault.EPOCH, [3, 0, 0], [(5, 1, 1), None, None], expected=(5, 1, 0, 5), actual=(5, 1, 0, 1))
 
 
@@ -298,8 +301,7 @@ def test_state_of_the_same_position_but_another_time() -> None:
 def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
-    bad = Host(batched(read=read))
-    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
+    bad = host.but(batched(read=read))
     with pytest.raises(SanitizerError) as error:
         bad.take([4, 3, 1], [(5, 1, 1), (6, 1, 1), (7, 1, 1)])
     assert 0 in error.value.lanes
@@ -309,8 +311,7 @@ def test_reads_of_rows_that_the_lane_does_not_own(read: Callable) -> None:
 def test_lane_that_computes_with_anothers_row_is_told_apart() -> None:
     host = Host(GATHERED)
     start(host, (5, 4), (6, 3), (7, 1))
-    bad = Host(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
-    bad.pools, bad.shadow_labels, bad.ledger = host.pools, host.shadow_labels, host.ledger
+    bad = host.but(batched(read=lambda s: s[::-1], write=lambda s: s[::-1]))
     fails(bad, LabelFault.LANE, [4, 3, 1], [(5, 1, 1), (6, 1, 1), (7, 1, 1)], index=(0, 1))
 
 
@@ -331,14 +332,14 @@ def test_writes_to_anothers_row() -> None:
 def test_pools_of_a_group_moved_by_different_indices() -> None:
     host = Host(batched(write_ssm=lambda s: jnp.where(s > 0, s % (SLOTS - 1) + 1, 0)))
     start(host, (5, 4), (6, 2))
-    assert host.shadow_labels[0].tolist()[4][0] == 5 and host.shadow_labels[1].tolist()[5][0] == 5
+    assert host.steps.labels[0].tolist()[4][0] == 5 and host.steps.labels[1].tolist()[5][0] == 5
     fails(
         host,
         LabelFault.OWNER,
         [4, 2, 0],
         [(5, 1, 1), (6, 1, 1), None],
         index=(0, 4),
-        actual=(ReservedOwner.FRESH,),
+        actual=(host_records.ReservedOwner.FRESH,),
         label="reads args[2]",
     )
 
@@ -354,7 +355,13 @@ def test_padding_that_is_clamped_or_wrapped_into_a_live_row(pad: int) -> None:
     host = Host(step)
     start(host, (5, SLOTS - 1))
     host.take([SLOTS - 1, pad, pad], [(5, 1, 1), None, None])
-    fails(host, LabelFault.OWNER, [SLOTS - 1, pad, pad], [(5, 2, 1), None, None], actual=(ReservedOwner.NOBODY,))
+    fails(
+        host,
+        LabelFault.OWNER,
+        [SLOTS - 1, pad, pad],
+        [(5, 2, 1), None, None],
+        actual=(host_records.ReservedOwner.NOBODY,),
+    )
 
 
 @pytest.mark.long
@@ -379,28 +386,25 @@ COPY = LaneContract(
 )
 
 
-def copy(conv: Array, ssm: Array, source: Array, target: Array) -> tuple[Array, Array]:
+def copy_rows(conv: Array, ssm: Array, source: Array, target: Array) -> tuple[Array, Array]:
     return conv.at[target].set(conv[source]), ssm.at[target].set(ssm[source])
 
 
 def copied(host: Host, source: list[int], target: list[int]) -> None:
     args = (*host.pools, jnp.array(source, jnp.int32), jnp.array(target, jnp.int32))
-    step = sanitize(copy, args, COPY)
-    expected = host.ledger.expect([None] * N)
-    conv, ssm, host.shadow_labels, verdict = jax.jit(step.step)(
-        *args, shadow_labels=host.shadow_labels, expected=expected
-    )
-    host.pools = conv, ssm
-    step.require(verdict, expected)
+    steps = LabelledSteps(copy_rows, args, COPY, compiled=True)
+    steps.labels, steps.ledger = host.steps.labels, host.steps.ledger
+    pools = steps.take(args, [None] * N)
+    host.put((pools, steps.labels))
 
 
-def snapshots() -> tuple[Host, dict[int, Label]]:
+def snapshots() -> tuple[Host, dict[int, host_records.Label]]:
     """Owner 5 in row 1 at position 3, with snapshots in rows 4 and 5."""
     host, labels = Host(GATHERED), {}
     start(host, (5, 1))
     for position, row in ((1, 4), (2, 5)):
         copied(host, [1, 0, 0], [row, 0, 0])
-        labels[position] = host.ledger.label(5)
+        labels[position] = host.steps.ledger.label(5)
         host.take([1, 0, 0], [(5, position, 1), None, None])
     return host, labels
 
@@ -410,7 +414,7 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
     host, labels = snapshots()
     copied(host, [5, 5, 0], [2, 3, 0])
     for owner in (8, 9):
-        host.ledger.adopt(owner, labels[2])
+        host.steps.ledger.adopt(owner, labels[2])
     host.take([2, 3, 1], [(8, 2, 1), (9, 2, 1), (5, 3, 1)])
     host.take([3, 2, 1], [(9, 3, 1), (8, 3, 1), (5, 4, 1)])
 
@@ -418,12 +422,17 @@ def test_a_snapshot_restored_where_it_was_taken() -> None:
 @pytest.mark.slow
 def test_a_snapshot_of_one_pool_only() -> None:
     host, labels = snapshots()
-    shadow_labels = host.shadow_labels
+    shadow_labels = host.steps.labels
     copied(host, [5, 0, 0], [2, 0, 0])
-    host.shadow_labels = (host.shadow_labels[0], shadow_labels[1])
-    host.ledger.adopt(8, labels[2])
+    host.steps.labels = (host.steps.labels[0], shadow_labels[1])
+    host.steps.ledger.adopt(8, labels[2])
     fails(
-        host, LabelFault.OWNER, [2, 0, 0], [(8, 2, 1), None, None], actual=(ReservedOwner.FRESH,), label="reads args[2]"
+        host,
+        LabelFault.OWNER,
+        [2, 0, 0],
+        [(8, 2, 1), None, None],
+        actual=(host_records.ReservedOwner.FRESH,),
+        label="reads args[2]",
     )
 
 
@@ -444,9 +453,9 @@ def test_row_pools() -> None:
     host.take([0] * N, [(5, 0, 1), (6, 0, 1), None])
     host.take([0] * N, [(5, 1, 1), (6, 1, 0), (7, 0, 1)])
     host.take([0] * N, [(8, 0, 1), (6, 1, 1), None])
-    assert [shadow.tolist()[1] for shadow in host.shadow_labels] == [[6, 2, 0, 3]] * 2
+    assert [shadow.tolist()[1] for shadow in host.steps.labels] == [[6, 2, 0, 3]] * 2
     swap = np.array([1, 0, 2])
-    host.pools, host.shadow_labels = jax.tree.map(lambda rows: rows[swap], (host.pools, host.shadow_labels))
+    host.put(jax.tree.map(lambda rows: rows[swap], host.state()))
     fails(host, LabelFault.OWNER, [0] * N, [(8, 1, 1), (6, 2, 1), None], index=(0, 0), expected=(8,), actual=(6,))
 
 
@@ -482,11 +491,18 @@ def test_rows_that_a_declared_operation_does_not_read() -> None:
         host = Host(declared_step, contract, (args[0], args[1][:N], args[2][:N], *args[3:]))
         host.take([0] * N, turns[0])
         if fresh is None:
-            fails(host, LabelFault.OWNER, [0] * N, turns[1], index=(0, 0), expected=(ReservedOwner.FRESH,), actual=(5,))
+            fails(
+                host,
+                LabelFault.OWNER,
+                [0] * N,
+                turns[1],
+                index=(0, 0),
+                expected=(host_records.ReservedOwner.FRESH,),
+                actual=(5,),
+            )
             continue
         host.take([0] * N, turns[1])
-        swapped = jax.tree.map(lambda rows: rows[np.array([1, 0, 2])], (host.pools, host.shadow_labels))
-        host.pools, host.shadow_labels = swapped
+        host.put(jax.tree.map(lambda rows: rows[np.array([1, 0, 2])], host.state()))
         last = [(7, 1, 1), (6, 2, 1), None]
         fails(host, LabelFault.OWNER, [0] * N, last, index=(0, 0), expected=(7,), actual=(6,))
 
@@ -519,32 +535,24 @@ def stack(spoil: Callable = lambda slots, layer: slots) -> Step:
 
 def test_pools_stacked_over_layers() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
-    ledger = RowLedger()
-    sanitized = sanitize(stack(), args, STACKED)
-    assert sanitized.shadow_label_bytes == 16 * SLOTS
-    shadow_labels, (pool, slots, x) = sanitized.shadow_labels(), args
+    steps = LabelledSteps(stack(), args, STACKED, compiled=True)
+    assert steps.sanitized.shadow_label_bytes == 16 * SLOTS
+    pool, slots, x = args
     for position in range(3):
-        expected = ledger.expect([LaneWork(4 + lane, position, 1) for lane in range(N)])
-        _, pool, shadow_labels, verdict = jax.jit(sanitized.step)(
-            pool, slots, x, shadow_labels=shadow_labels, expected=expected
-        )
-        sanitized.require(verdict, expected)
-    assert shadow_labels[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
+        _, pool = steps.take((pool, slots, x), [(4 + lane, position, 1) for lane in range(N)])
+    assert steps.labels[0].tolist()[1:4] == [[4 + lane, 3, 0, 3] for lane in range(N)]
 
 
 @pytest.mark.long
 def test_a_layer_that_is_moved_unlike_the_others() -> None:
     args = (jnp.zeros((LAYERS, SLOTS, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
-    sanitized = sanitize(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
-    ledger = RowLedger()
-    expected = ledger.expect([LaneWork(4 + lane, 0, 1) for lane in range(N)])
-    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
-    expected = ledger.expect([LaneWork(4 + lane, 1, 1) for lane in range(N)])
-    *_, verdict = sanitized.step(*args, shadow_labels=shadow_labels, expected=expected)
+    steps = LabelledSteps(stack(lambda slots, layer: jnp.where(layer == 1, slots + 1, slots)), args, STACKED)
+    expected = steps.expect([(4 + lane, 0, 1) for lane in range(N)])
+    *_, steps.labels, _ = steps.run(*args, shadow_labels=steps.labels, expected=expected)
     with pytest.raises(SanitizerError) as error:
-        sanitized.require(verdict, expected)
+        steps.take(args, [(4 + lane, 1, 1) for lane in range(N)])
     fault = error.value.faults[0]
-    assert isinstance(fault, LaneFault) and fault.found.owner == ReservedOwner.MIXED
+    assert isinstance(fault, LaneFault) and fault.found.owner == host_records.ReservedOwner.MIXED
 
 
 CACHE = LaneContract(inputs=(Pool("cache"), SlotMap("cache", SLOTS), Lane(), Lane()), outputs=(Lane(), Pool("cache")))
@@ -559,18 +567,14 @@ def cache_step(cache: Array, slots: Array, positions: Array, x: Array) -> tuple[
 @pytest.mark.long
 def test_caches_are_masked_by_position() -> None:
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
-    strict, lenient = (sanitize(cache_step, args, CACHE, masked=masked) for masked in ((), ("args[0]",)))
+    strict, lenient = (LabelledSteps(cache_step, args, CACHE, masked=masked) for masked in ((), ("args[0]",)))
 
-    def serve(sanitized: SanitizedStep, owners: tuple[int, ...]) -> None:
-        ledger, shadow_labels = RowLedger(), sanitized.shadow_labels()
+    def serve(steps: LabelledSteps, owners: tuple[int, ...]) -> None:
+        steps.begin()
         for owner in owners:
             for position in range(2):
-                expected = ledger.expect([LaneWork(owner, position, 1), None, None])
                 now = jnp.array([position, 0, 0], jnp.int32)
-                *_, shadow_labels, verdict = sanitized.step(
-                    args[0], args[1], now, args[3], shadow_labels=shadow_labels, expected=expected
-                )
-                sanitized.require(verdict, expected)
+                steps.take((args[0], args[1], now, args[3]), [(owner, position, 1), None, None])
 
     serve(lenient, (4, 5))
     serve(strict, (4,))
@@ -590,11 +594,9 @@ def test_a_row_with_new_and_old_tokens_is_new() -> None:
         return x, cache.at[slots[:, None], jnp.broadcast_to(place, new.shape)].set(new)
 
     args = (jnp.zeros((SLOTS, 8)), jnp.array([1, 2, 0], jnp.int32), jnp.zeros(N, jnp.int32), jnp.ones(N))
-    sanitized, ledger = sanitize(step, args, CACHE), RowLedger()
-    expected = ledger.expect([LaneWork(4, 0, 1), LaneWork(5, 0, 1), None])
-    *_, shadow_labels, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
-    sanitized.require(verdict, expected)
-    assert shadow_labels[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
+    steps = LabelledSteps(step, args, CACHE)
+    steps.take(args, [(4, 0, 1), (5, 0, 1), None])
+    assert steps.labels[0].tolist()[1:3] == [[4, 1, 0, 1], [5, 1, 0, 1]]
 
 
 MOVED: dict[str, Callable[[Array], Array]] = {
@@ -620,7 +622,7 @@ def test_lanes_follow_their_values(name: str) -> None:
     """Every entry is its lane's number, before and after."""
     x = jnp.broadcast_to(jnp.arange(N, dtype=jnp.float32)[:, None, None], (N, 2, 4))
     nothing = jnp.zeros((N, 4), jnp.int32)
-    run = Interpreter(Judge(Expected(nothing, nothing), {}, frozenset()))
+    run = Interpreter(Judge(host_records.Expected(nothing, nothing), {}, frozenset()))
     (value,), (tags,) = run.run(ir.trace(MOVED[name], x), [x], [computed(along(N, 0, 3))])
     assert tags is not None
     np.testing.assert_array_equal(np.broadcast_to(np.asarray(tags.lanes), value.shape), value)
@@ -643,42 +645,20 @@ def test_the_contract_has_to_fit() -> None:
 
 
 def test_shapes_are_checked() -> None:
-    sanitized = sanitize(GATHERED, example(), CONTRACT)
-    expected = RowLedger().expect([None] * (N + 1))
     with pytest.raises(ValueError, match=r"expected found: expected int32\[3, 4\], got int32\[4, 4\]"):
-        sanitized.step(*example(), shadow_labels=sanitized.shadow_labels(), expected=expected)
+        LabelledSteps(GATHERED, example(), CONTRACT).take(example(), [None] * (N + 1))
 
 
 @pytest.mark.long
 def test_the_verdict_is_of_the_first_fault_and_traced_again_alike() -> None:
     host = Host(GATHERED)
     start(host, (5, 3))
-    expected = host.ledger.expect([LaneWork(5, 1, 1), None, None])
+    expected = host.steps.expect([(5, 1, 1), None, None])
     args = (weights(), *host.pools, jnp.array([2, 0, 0], jnp.int32), jnp.ones(N, jnp.int32), jnp.ones(N, jnp.int32))
-    sanitized: SanitizedStep = host.sanitized
+    sanitized = host.steps.sanitized
     results = [
-        run(*args, jnp.ones((N, WIDTH)), shadow_labels=host.shadow_labels, expected=expected)[-1]
-        for run in (host.compiled, jax.jit(lambda *args, **kwargs: sanitized.step(*args, **kwargs)))
+        run(*args, jnp.ones((N, WIDTH)), shadow_labels=host.steps.labels, expected=expected)[-1]
+        for run in (host.steps.run, jax.jit(lambda *args, **kwargs: sanitized.step(*args, **kwargs)))
     ]
     assert results[0].code.tolist()[0] != 0
     jax.tree.map(np.testing.assert_array_equal, *results)
-
-
-def test_the_ledger_detects_forgotten_sequences() -> None:
-    ledger = RowLedger()
-    with pytest.raises(SlotError) as error:
-        ledger.expect([LaneWork(5, 3, 1), LaneWork(5, 0, 1), LaneWork(0, 0, 1)])
-    assert [(fault.id, fault.about) for fault in error.value.faults] == [
-        (SlotFault.NO_LABEL, "lane 0"),
-        (SlotFault.TWO_LANES, "lanes 0 and 1"),
-        (SlotFault.OWNER, "lane 2"),
-    ]
-    assert ledger.epoch == 0
-    with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.NO_LABEL,)):
-        ledger.label(5)
-    expected = ledger.expect([LaneWork(5, 0, 3), None])
-    array, rest = (np.asarray(labels) for labels in expected)
-    assert array.tolist() == [[ReservedOwner.FRESH, 0, 0, 0], [ReservedOwner.ANY, 0, 0, 0]]
-    assert rest.tolist() == [[5, 3, 0, 1], [ReservedOwner.NOBODY, 0, 0, 1]]
-    with pytest.raises(ValueError):
-        array.setflags(write=True)

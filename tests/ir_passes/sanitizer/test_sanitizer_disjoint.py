@@ -4,10 +4,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from labelled_steps import LabelledSteps
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
-from ir_passes.host.row_ledger import LaneWork, RowLedger
-from ir_passes.sanitizer.sanitize import sanitize
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 N, ROWS, D = 3, 8, 4
@@ -23,10 +22,7 @@ def step(x: Array, pool: Array, slots: Array, tracked: Array) -> tuple[Array, Ar
 
 def run(slots: list[int], tracked: list[int]) -> None:
     args = jnp.ones((N, D)), jnp.zeros((ROWS, D)), np.array(slots, np.int32), np.array(tracked, np.int32)
-    sanitized = sanitize(step, args, CONTRACT)
-    expected = RowLedger().expect([LaneWork(lane + 1, position=0, length=1) for lane in range(N)])
-    *_, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
-    sanitized.require(verdict, expected)
+    LabelledSteps(step, args, CONTRACT).take(args, [(lane + 1, 0, 1) for lane in range(N)])
 
 
 @pytest.mark.slow
@@ -53,12 +49,10 @@ def test_a_lane_is_idle_in_every_map_or_in_none() -> None:
     pools = jnp.zeros((ROWS, D)), jnp.zeros((ROWS, D))
     for second, fault in (([2, 0, 1], False), ([2, 3, 1], True), ([0, 0, 1], True)):
         args = *pools, np.array([1, 0, 3], np.int32), np.array(second, np.int32)
-        sanitized = sanitize(both, args, contract)
-        work = [None if slot == 0 else LaneWork(lane + 1, position=0, length=1) for lane, slot in enumerate(second)]
-        expected = RowLedger().expect(work)
-        *_, verdict = sanitized.step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
+        steps = LabelledSteps(both, args, contract)
+        turns = [None if slot == 0 else (lane + 1, 0, 1) for lane, slot in enumerate(second)]
         if fault:
             with pytest.raises(SanitizerError, check=lambda error: {*error.ids} == {LabelFault.NULL_ROW}):
-                sanitized.require(verdict, expected)
+                steps.take(args, turns)
         else:
-            sanitized.require(verdict, expected)
+            steps.take(args, turns)

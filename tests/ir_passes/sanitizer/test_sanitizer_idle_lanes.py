@@ -8,9 +8,9 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import Array
+from labelled_steps import LabelledSteps
 
 from ir_passes import Lane, LaneContract, Opaque, Pool, SlotMap, prove_isolation
-from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError, UntrackedFault
 
@@ -58,20 +58,16 @@ class Engine:
 
     def __init__(self) -> None:
         self.pools, *_ = args = arrays()
-        self.sanitized, self.ledger = sanitize(step_of(), args, CONTRACT, masked=["args[0][1]"]), RowLedger()
-        self.labels = self.sanitized.shadow_labels()
+        self.steps = LabelledSteps(step_of(), args, CONTRACT, masked=["args[0][1]"])
 
-    def take(self, slots: list[int], work: list[LaneWork | None]) -> None:
-        expected = self.ledger.expect(work)
-        lengths, positions = (
-            jnp.array([0 if lane is None else getattr(lane, name) for lane in work], jnp.int32)
-            for name in ("length", "position")
-        )
-        _, self.pools, self.labels, verdict = self.sanitized.step(
-            self.pools, jnp.array(slots, jnp.int32), lengths, positions, jnp.ones((N, D)), shadow_labels=self.labels,
-            expected=expected,
-        )  # fmt: skip
-        self.sanitized.require(verdict, expected)
+    def take(self, slots: list[int], turns: list[tuple[int, int, int] | None]) -> None:
+        positions, lengths = (jnp.array([turn[k] if turn else 0 for turn in turns], jnp.int32) for k in (1, 2))
+        args = self.pools, jnp.array(slots, jnp.int32), lengths, positions, jnp.ones((N, D))
+        _, self.pools = self.steps.take(args, turns)
+
+    def row(self, row: int) -> set[tuple[int, ...]]:
+        """Return the labels of a row in all pools: owner, position, layout, epoch."""
+        return {tuple(np.asarray(labels)[row].tolist()) for labels in self.steps.labels}
 
 
 def test_the_step_is_proved() -> None:
@@ -81,14 +77,12 @@ def test_the_step_is_proved() -> None:
 @pytest.mark.slow
 def test_idle_lanes_keep_the_labels_of_other_sequences() -> None:
     engine = Engine()
-    engine.take([4, 1, 0], [LaneWork(7, 0, 1), LaneWork(8, 0, 1), None])
+    engine.take([4, 1, 0], [(7, 0, 1), (8, 0, 1), None])
     # the second and third lane are idle, on the rows of sequence 7 and of none
-    engine.take([1, 4, 3], [LaneWork(8, 1, 1), None, None])
-    assert {tuple(np.asarray(labels)[4]) for labels in engine.labels} == {tuple(Label(7, 1, epoch=1))}
-    assert {tuple(np.asarray(labels)[3]) for labels in engine.labels} == {tuple(Label(0))}
-    engine.take([3, 4, 1], [LaneWork(9, 0, 1), LaneWork(7, 1, 1), LaneWork(8, 2, 1)])
-    for row, label in {3: Label(9, 1, epoch=3), 4: Label(7, 2, epoch=3), 1: Label(8, 3, epoch=3)}.items():
-        assert {tuple(np.asarray(labels)[row]) for labels in engine.labels} == {tuple(label)}
+    engine.take([1, 4, 3], [(8, 1, 1), None, None])
+    assert engine.row(4) == {(7, 1, 0, 1)} and engine.row(3) == {(0, 0, 0, 0)}
+    engine.take([3, 4, 1], [(9, 0, 1), (7, 1, 1), (8, 2, 1)])
+    assert (engine.row(3), engine.row(4), engine.row(1)) == ({(9, 1, 0, 3)}, {(7, 2, 0, 3)}, {(8, 3, 0, 3)})
 
 
 @pytest.mark.parametrize(
@@ -96,23 +90,19 @@ def test_idle_lanes_keep_the_labels_of_other_sequences() -> None:
 )
 def test_rows_of_another_sequence_are_named(slots: list[int], fault: LabelFault, lane: int) -> None:
     engine = Engine()
-    engine.take([4, 1, 0], [LaneWork(7, 0, 1), LaneWork(8, 0, 1), None])
+    engine.take([4, 1, 0], [(7, 0, 1), (8, 0, 1), None])
     with pytest.raises(SanitizerError) as error:
-        engine.take(slots, [LaneWork(7, 1, 1), LaneWork(8, 1, 1), None])
+        engine.take(slots, [(7, 1, 1), (8, 1, 1), None])
     assert (fault, lane) in {(item.id, item.lane) for item in error.value.faults if isinstance(item, LaneFault)}
 
 
 def test_a_step_that_takes_the_next_lanes_rows_is_found() -> None:
     """Without a proof: the labels alone show it."""
     args = arrays()
-    sanitized = sanitize(step_of(lambda slots: jnp.roll(slots, 1)), args, CONTRACT)
-    expected = RowLedger().expect([LaneWork(7, 0, 1), LaneWork(8, 0, 1), LaneWork(9, 0, 1)])
     pools, slots, lengths, *rest = args
-    *_, verdict = sanitized.step(
-        pools, slots, jnp.ones_like(lengths), *rest, shadow_labels=sanitized.shadow_labels(), expected=expected
-    )
+    steps = LabelledSteps(step_of(lambda slots: jnp.roll(slots, 1)), args, CONTRACT)
     with pytest.raises(SanitizerError, match="writes another lane's row"):
-        sanitized.require(verdict, expected)
+        steps.take((pools, slots, jnp.ones_like(lengths), *rest), [(7, 0, 1), (8, 0, 1), (9, 0, 1)])
 
 
 def test_a_declaration_without_slots_cannot_be_followed() -> None:

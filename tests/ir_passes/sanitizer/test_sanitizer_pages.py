@@ -2,26 +2,21 @@
 
 from typing import Any
 
-import jax
 import numpy as np
 import pytest
+from labelled_steps import LabelledSteps
 from zoo import pages
 from zoo.catalogue import PROGRAMS
 from zoo.pages import LANES, PAGE, PAGES
 
-from ir_passes.host.row_ledger import LaneWork, RowLedger
-from ir_passes.sanitizer.sanitize import sanitize
 from ir_passes.sanitizer.verdict import LabelFault, LaneFault, SanitizerError
 
 DECODE = PROGRAMS["paged attention, decoding"]
 
 
 def run(args: tuple[Any, ...], program: Any = DECODE) -> None:
-    sanitized = sanitize(program.step, args, program.contract)
-    expected = RowLedger().expect([LaneWork(1 + lane, 0, 1) for lane in range(LANES)])
-    step = jax.jit(sanitized.step, compiler_options={"xla_backend_optimization_level": "0"})
-    *_, verdict = step(*args, shadow_labels=sanitized.shadow_labels(), expected=expected)
-    sanitized.require(verdict, expected)
+    steps = LabelledSteps(program.step, args, program.contract, compiled=True)
+    steps.take(args, [(1 + lane, 0, 1) for lane in range(LANES)])
 
 
 def tables(change: Any) -> tuple[Any, ...]:

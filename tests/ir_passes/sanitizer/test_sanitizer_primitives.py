@@ -4,26 +4,25 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
+import installed_primitives
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from installed_primitives import primitives
 from jax import Array, lax
 from jax.experimental.layout import Layout, with_layout_constraint
+from labelled_steps import LabelledSteps
 
+from hybridlm.compiler import host
 from ir_passes import Lane, LaneContract, Pool, SlotMap
-from ir_passes.host.row_ledger import Expected, LaneWork, RowLedger
-from ir_passes.jaxpr import ir
-from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES, MOVES
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.sanitizer.interpreter import Interpreter
 from ir_passes.sanitizer.judge import Judge
-from ir_passes.sanitizer.sanitize import sanitize
 from ir_passes.sanitizer.tags import UNKNOWN, Tags, along, computed
 from ir_passes.sanitizer.verdict import LabelFault, SanitizerError
 
 N, WIDTH = 3, 2
-INSTALLED = {primitive.name: primitive for primitive in primitives()}
+INSTALLED = {primitive.name: primitive for primitive in installed_primitives.primitives()}
 PARAMETERS: dict[str, list[dict[str, Any]]] = {
     "integer_pow": [{"y": 3}],
     "reduce_precision": [{"exponent_bits": 5, "mantissa_bits": 2}],
@@ -36,7 +35,7 @@ SLOW = "igamma igamma_grad_a igammac philox2x32 philox4x32 polygamma threefry2x3
 
 def watched() -> Interpreter:
     nothing = jnp.zeros((N, 4), jnp.int32)
-    return Interpreter(Judge(Expected(nothing, nothing), {}, frozenset()))
+    return Interpreter(Judge(host.Expected(nothing, nothing), {}, frozenset()))
 
 
 def equation_of(name: str) -> ir.ClosedJaxpr:
@@ -66,7 +65,7 @@ def draw(program: ir.ClosedJaxpr, seed: int) -> list[np.ndarray]:
     "name",
     [
         pytest.param(name, marks=pytest.mark.slow) if name in SLOW else name
-        for name in sorted(ELEMENTWISE & {*INSTALLED})
+        for name in sorted(primitives.ELEMENTWISE & {*INSTALLED})
     ],
 )
 def test_lanes_go_through_elementwise_primitives(name: str) -> None:
@@ -99,7 +98,7 @@ def test_lanes_that_meet_are_a_fault(name: str) -> None:
     lanes = computed(along(N, 0, 2), derived=True)
     rest = computed(np.roll(along(N, 0, 2), 1, axis=0), derived=True)
     run = watched()
-    run.judge.expected = Expected(jnp.ones((N, 4), jnp.int32), jnp.ones((N, 4), jnp.int32))
+    run.judge.expected = host.Expected(jnp.ones((N, 4), jnp.int32), jnp.ones((N, 4), jnp.int32))
     run.run(ir.trace(MEETING[name], x, x), [x, x], [lanes, rest])
     assert (np.asarray(run.judge.verdict.code) > 0).all()
 
@@ -142,7 +141,7 @@ def test_every_move_is_followed() -> None:
     from ir_passes.sanitizer.tags import _MOVES
 
     keep_shape = {"convert_element_type", "reduce_precision"}
-    assert MOVES - IDENTITIES - keep_shape <= set(_MOVES)
+    assert primitives.MOVES - primitives.IDENTITIES - keep_shape <= set(_MOVES)
 
 
 def test_a_row_read_as_bits_keeps_its_label() -> None:
@@ -154,13 +153,7 @@ def test_a_row_read_as_bits_keeps_its_label() -> None:
 
     contract = LaneContract((Pool("state"), SlotMap("state", 5), Lane()), (Lane(), Pool("state")))
     args = (jnp.ones((5, WIDTH)), jnp.array([1, 2, 3], jnp.int32), jnp.ones((N, WIDTH)))
-    sanitized, ledger = sanitize(step, args, contract), RowLedger()
-    labels, faults = sanitized.shadow_labels(), []
-    for position in range(2):
-        expected = ledger.expect([LaneWork(owner, position, 1) for owner in (4, 5, 6)])
-        *_, labels, verdict = sanitized.step(*args, shadow_labels=labels, expected=expected)
-        try:
-            sanitized.require(verdict, expected)
-        except SanitizerError as error:
-            faults += [error.ids]
-    assert LabelFault.OWNER in faults[-1]
+    steps = LabelledSteps(step, args, contract)
+    with pytest.raises(SanitizerError, check=lambda error: LabelFault.OWNER in error.ids):
+        for position in range(2):
+            steps.take(args, [(owner, position, 1) for owner in (4, 5, 6)])

@@ -8,9 +8,9 @@ import numpy as np
 import pytest
 from jax.sharding import Mesh
 from jax.sharding import PartitionSpec as P
+from labelled_steps import LabelledSteps
 
 from ir_passes import LaneContract, Pool, SlotMap
-from ir_passes.host.row_ledger import RowLedger
 from ir_passes.sanitizer.sanitize import UntrackedError, sanitize
 from ir_passes.sanitizer.verdict import UntrackedFault
 
@@ -51,10 +51,7 @@ def test_why_it_is_refused(step: Callable[..., tuple], faults: list[tuple[Untrac
 
 def test_copies_out_of_one_row_are_followed() -> None:
     contract = LaneContract(CONTRACT.inputs, (Pool("kept"),))
-    sanitized = sanitize(lambda *args: from_one_row(*args)[1:], ARGS, contract)
-    shadow_labels = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
-    _, (_, array), verdict = jax.jit(sanitized.step)(
-        *ARGS, shadow_labels=shadow_labels, expected=RowLedger().expect([None])
-    )
-    assert verdict.code.tolist() == [0]
-    assert array.tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]
+    steps = LabelledSteps(lambda *args: from_one_row(*args)[1:], ARGS, contract, compiled=True)
+    steps.labels = jnp.array([[7, 3, 0, 1]], jnp.int32), jnp.zeros((4, 4), jnp.int32)
+    steps.take(ARGS, [None])
+    assert steps.labels[1].tolist() == [[0, 0, 0, 0], [0, 0, 0, 0], [7, 3, 0, 1], [0, 0, 0, 0]]

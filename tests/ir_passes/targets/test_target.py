@@ -13,11 +13,12 @@ from jax.experimental.pallas import triton
 from jax.sharding import NamedSharding, PartitionSpec
 from jax_settings import jax_settings
 
+from hybridlm.compiler import planned
 from ir_passes import compile_step, plan
-from ir_passes.compile.planned_step import plan_step
 from ir_passes.targets import Target, TargetError, as_target, local_target, named_targets, read_target
 from ir_passes.targets import target as target_module
 from ir_passes.targets.gpus import GPUS, TPUS
+from ir_passes.targets.kernel_limits import KernelResources
 
 
 def args() -> tuple[jax.Array, ...]:
@@ -162,9 +163,9 @@ def test_scratch_is_planned_for_a_target_and_refused_for_other_devices(monkeypat
     with pytest.raises(TargetError, match="expected arguments on a mesh of its devices"):
         plan(double, source, target=item)
     single = elsewhere(monkeypatch)
-    assert plan_step(gather_compute_scatter, args(), ONE, target=single).proved
+    assert planned.plan_step(gather_compute_scatter, args(), ONE, target=single).proved
     with pytest.raises(TargetError, match="expected one of"):
-        plan_step(gather_compute_scatter, args(), ONE, target="h100")
+        planned.plan_step(gather_compute_scatter, args(), ONE, target="h100")
 
 
 def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
@@ -175,3 +176,14 @@ def test_jax_keeps_no_program_of_a_target(monkeypatch: pytest.MonkeyPatch, tmp_p
         saved = set(tmp_path.iterdir())
         compile_step(gather_compute_scatter, args(), ONE, certify="off", target=elsewhere(monkeypatch))
         assert saved and set(tmp_path.iterdir()) == saved
+
+
+def test_limits_of_threads_and_registers_are_reported() -> None:
+    assert KernelResources("small_kernel", 128, 255, 20).faults() == ()
+    assert KernelResources("large_kernel", 512, 200, 0).faults() == (
+        "large_kernel: 102,400 registers of a program instance, expected at most 65,536",
+    )
+    assert KernelResources("spilling_kernel", 128, 255, 132).faults() == (
+        "spilling_kernel: 132 spilled bytes of a thread, expected at most 128",
+    )
+    assert len(KernelResources("huge_kernel", 2048, 256, 0).faults()) == 3

@@ -2,6 +2,7 @@
 
 import dataclasses
 import re
+from collections import Counter
 
 import jax
 import jax.numpy as jnp
@@ -33,9 +34,8 @@ from audited_steps import (
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ir_passes import Lane, LaneContract, Pool, Shared
-from ir_passes.contract.statements import MeasuredFault
-from ir_passes.xla_audit.audit import audit, audit_executable
+from ir_passes import AuditClaim, Lane, LaneContract, MeasuredFault, Pool, Shared
+from ir_passes.xla_audit.audit import REFUTED_BY, audit, audit_executable
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind, where
 from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
@@ -282,3 +282,8 @@ def test_collectives_and_their_axes() -> None:
     assert finding.kind is FindingKind.COLLECTIVE
     assert "collective-permute" in finding.where and "test_audit.py" in finding.where
     assert len(audit(compiled, bound).findings) == 2
+
+
+def test_every_finding_refutes_one_claim() -> None:
+    assert Counter(kind for kinds in REFUTED_BY.values() for kind in kinds) == dict.fromkeys(FindingKind, 1)
+    assert [*REFUTED_BY] == [*AuditClaim]

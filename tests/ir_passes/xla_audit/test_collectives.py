@@ -1,12 +1,13 @@
 """Collectives of compiled programs: sums that XLA:GPU joins, the order of devices, and constants."""
 
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import pytest
 from hlo_text import ADD, serialized
+from schedules import scheduled
 
-from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import Finding, FindingKind
@@ -41,13 +42,10 @@ MESH = (("data", 2), ("model", 2))
 OVER_MODEL = frozenset({(0, 1), (2, 3)})
 
 
-def psum(count: int, source: str, dtype: str = "float32") -> Scheduled:
-    return Scheduled(Collective("psum", ("model",), 2, dtype, 4 * count, 1, source), count, OVER_MODEL)
+psum = partial(scheduled, "psum", OVER_MODEL)
 
 
-def check(
-    scheduled: list[Scheduled], sizes: Any = (16, 4, 20), reducer: str = "add", groups: str = "{0,1},{2,3}"
-) -> Any:
+def check(scheduled: list[Any], sizes: Any = (16, 4, 20), reducer: str = "add", groups: str = "{0,1},{2,3}") -> Any:
     text = JOINED.replace("REDUCER", reducer).replace("GROUPS", groups)
     for i, size in enumerate(sizes):
         text = text.replace(f"SIZES{i}", str(size))
@@ -56,25 +54,25 @@ def check(
 
 
 def test_sums_of_consecutive_elements_match_the_program() -> None:
-    result, findings = check([psum(4, "b:2"), psum(16, "a:1")])
+    result, findings = check([psum(4, source="b:2"), psum(16, source="a:1")])
     assert findings == [] and [item.source for item in result] == ["a:1", "b:2"]
 
 
 def test_a_sum_of_concatenated_operands_counts_once() -> None:
-    result, findings = check([psum(20, "a:1")])
+    result, findings = check([psum(20, source="a:1")])
     assert findings == [] and [item.source for item in result] == ["a:1"]
 
 
 @pytest.mark.parametrize(("scheduled", "settings"), [
-    ([psum(16, "a:1")], {}),
-    ([psum(16, "a:1"), psum(5, "b:2")], {}),
-    ([psum(16, "a:1"), psum(4, "b:2", "int32")], {}),
-    ([psum(16, "a:1"), psum(4, "b:2")], {"reducer": "maximum"}),
-    ([psum(16, "a:1"), psum(4, "b:2")], {"groups": "{0,2},{1,3}"}),
-    ([psum(32, "a:1"), psum(8, "b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
+    ([psum(16, source="a:1")], {}),
+    ([psum(16, source="a:1"), psum(5, source="b:2")], {}),
+    ([psum(16, source="a:1"), psum(4, "int32", "b:2")], {}),
+    ([psum(16, source="a:1"), psum(4, source="b:2")], {"reducer": "maximum"}),
+    ([psum(16, source="a:1"), psum(4, source="b:2")], {"groups": "{0,2},{1,3}"}),
+    ([psum(32, source="a:1"), psum(8, source="b:2")], {"sizes": ("16,2", "4,2", "20,2")}),
 ], ids=["one too few", "of another length",
         "of another dtype", "not summed", "over another axis", "not flat"])  # fmt: skip
-def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Scheduled], settings: dict[str, Any]) -> None:
+def test_what_is_not_joined_of_the_programs_sums_is_found(scheduled: list[Any], settings: dict[str, Any]) -> None:
     result, findings = check(scheduled, **settings)
     assert result == [] and len(findings) == 1 + len(scheduled)
 
@@ -105,10 +103,10 @@ def exchanging(operation: str, groups: str) -> Executable:
 
 def exchange(
     operation: str, groups: str, *, constant: bool = False, members: frozenset[tuple[int, ...]] = OVER_MODEL
-) -> tuple[list[Collective], list[Finding]]:
+) -> tuple[list[Any], list[Finding]]:
     executable = exchanging(operation, groups)
-    expected = Scheduled(Collective(operation, ("model",), 2, "float32", 32, 1, "a:1"), 8, members, constant)
-    return collectives(executable, live_values(executable), MESH, (), [expected])
+    expected = [scheduled(operation, members, constant=constant)]
+    return collectives(executable, live_values(executable), MESH, (), expected)
 
 
 @pytest.mark.parametrize("operation", ORDERED)
@@ -134,6 +132,6 @@ def test_only_a_collective_of_a_constant_may_be_missing(constant: bool) -> None:
 
 def test_a_compiled_sum_matches_the_input_and_not_of_a_constant() -> None:
     executable = exchanging("psum", "{0,1},{2,3}")
-    table = replace(psum(8, "constant:1"), constant=True)
-    result, findings = collectives(executable, live_values(executable), MESH, (), [table, psum(8, "input:2")])
+    table = replace(psum(8, source="constant:1"), constant=True)
+    result, findings = collectives(executable, live_values(executable), MESH, (), [table, psum(8, source="input:2")])
     assert findings == [] and [item.source for item in result] == ["input:2"]

@@ -12,7 +12,7 @@ from as_for_users import compiled
 from jax import lax
 from pool_mutations import executable_of
 
-from ir_passes.xla_audit.dataflow import Hazard, in_place, in_place_hazards, live_values
+from ir_passes.xla_audit.dataflow import Hazard, in_place_hazards, live_values
 from ir_passes.xla_audit.hlo import read
 
 STATE = np.random.default_rng(0).normal(size=(4, 8, 16)).astype(np.float32)
@@ -120,7 +120,7 @@ def test_right_updates_are_left_alone(name: str) -> None:
 @pytest.mark.parametrize("name", ["row update", "static row update"])
 def test_a_read_of_the_same_window_is_what_makes_them_right(name: str, monkeypatch: pytest.MonkeyPatch) -> None:
     """Without equal windows these programs read the bytes that they write."""
-    monkeypatch.setattr(in_place._Reads, "_window", lambda *_: ((object(),), (), ()))
+    monkeypatch.setattr("ir_passes.xla_audit.dataflow.in_place._Reads._window", lambda *_: ((object(),), (), ()))
     hazards, wrong = compile_and_compare(RIGHT[name])
     assert (len(hazards), wrong) == (1, 0)
 

@@ -1,8 +1,12 @@
 """In-place fusions of XLA:GPU for an H100, and the same with faults."""
 
+from dataclasses import replace
 from typing import Any, NamedTuple
 
+import jax
+import jax.numpy as jnp
 import pytest
+from card_kernels import executable_on
 from hlo_text import ADD, serialized
 
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
@@ -310,3 +314,20 @@ ENTRY main {
 def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: int, meanwhile: int, good: bool) -> None:
     places: Any = {"x": (0, 256), "own": (1, 256), "begun": (begun, 256), "both": (4, 256)}
     check_overlap(MEANWHILE, places | {"meanwhile": (meanwhile, 256)}, good)
+
+
+sums_beside = lambda p, x: (p - x, (p * x).sum(-1))
+best = lambda x: jax.lax.top_k(x * 2.0, 4)
+
+
+@pytest.mark.target_cuda
+@pytest.mark.parametrize(("fn", "shapes", "donated"), [(sums_beside, [(64, 128)] * 2, (0,)), (best, [(4, 16)], ())])
+def test_operations_of_gpus_in_place(fn: Any, shapes: Any, donated: tuple[int, ...]) -> None:
+    """XLA does so, and by the rules of a CPU it would be a hazard."""
+    arrays = (jax.ShapeDtypeStruct(shape, jnp.float32) for shape in shapes)
+    executable = executable_on("nvidia-h100", fn, *arrays, donated=donated)
+    hazards = [
+        len(list(in_place_hazards(program, live_values(program))))
+        for program in (executable, replace(executable, platform="cpu"))
+    ]
+    assert hazards == [0, 1]

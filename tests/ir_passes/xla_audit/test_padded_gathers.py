@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 from hlo_text import ADD, serialized
+from schedules import scheduled
 
-from ir_passes.jaxpr.collectives import Collective, Scheduled
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import Finding, FindingKind
@@ -83,11 +83,10 @@ GROUPS: dict[str, Any] = {
 
 def check(
     text: str, groups: frozenset[tuple[int, ...]], operation: str = "all_gather", dtype: str = "float32"
-) -> tuple[list[Collective], list[Finding]]:
+) -> tuple[list[Any], list[Finding]]:
     executable = Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0}, "tpu", 0, "")
-    expected = Scheduled(Collective(operation, ("model",), 4, dtype, 32, 1, "a:1"), 8, groups)
     mesh = (("data", 2), ("model", 2)) if len(groups) == 2 else (("model", 4),)
-    return collectives(executable, live_values(executable), mesh, (), [expected])
+    return collectives(executable, live_values(executable), mesh, (), [scheduled(operation, groups, dtype=dtype)])
 
 
 @pytest.mark.parametrize("name", PROGRAMS)

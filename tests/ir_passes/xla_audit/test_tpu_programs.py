@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 from hlo_text import serialized
 
-from ir_passes.contract.statements import MeasuredFault
+from ir_passes import MeasuredFault
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.hlo import read_module

@@ -10,15 +10,15 @@ from filled import filled
 from flax import nnx
 from paged_caches import by_lane
 
+from hybridlm.families import KVCache
+from models import family_of, kv_blocks
 from models.decoder.decoder import lane_info
 from models.decoder.mtp import MtpDecoder, MtpState
-from models.families.qwen3_5 import QWEN3_5
-from models.mixers.kv_cache import KVCache
-from models.state.pages import cache_positions
 
 TOKENS, CONTEXT = 9, 200
 FIELDS: dict[str, Any] = {
-    "vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2, "layer_types": ["linear_attention", "full_attention"],
+    "model_type": "qwen3_5_text", "vocab_size": 41, "hidden_size": 16, "num_hidden_layers": 2,
+    "layer_types": ["linear_attention", "full_attention"],
     "num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8, "linear_num_key_heads": 2,
     "linear_num_value_heads": 4, "linear_key_head_dim": 6, "linear_value_head_dim": 8, "intermediate_size": 24,
 }  # fmt: skip
@@ -42,7 +42,7 @@ class After(NamedTuple):
 @pytest.fixture(scope="module")
 def step() -> Any:
     """`step(tokens, lengths, positions, state, next) -> After`, compiled once for all tests."""
-    family = QWEN3_5.with_head
+    family = family_of(FIELDS).with_head
     assert family is not None
     rng = np.random.default_rng(0)
 
@@ -57,7 +57,7 @@ def step() -> Any:
     @jax.jit
     def run(parameters: Any, tokens: Any, lengths: Any, positions: Any, state: tuple, following: Any) -> After:
         model = nnx.merge(graph, parameters)
-        blocks = jnp.int32(cache_positions(CONTEXT) // 128)
+        blocks = jnp.int32(kv_blocks(CONTEXT))
         _, state = model(tokens, lengths, positions, state, blocks)
         head, end = state[-1], positions + lengths
         item = jnp.ones_like(lengths)
@@ -76,7 +76,7 @@ START = np.zeros(5, np.int32)
 
 def rows(fill: float) -> tuple:
     """Rows as earlier sequences may have left them."""
-    family = QWEN3_5.with_head
+    family = family_of(FIELDS).with_head
     assert family is not None
     model = nnx.eval_shape(lambda: family.build(family.read_config(FIELDS), nnx.Rngs(0)))
     state = jax.eval_shape(lambda: model.init_state(5, CONTEXT, jnp.float32))

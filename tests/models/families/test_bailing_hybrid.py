@@ -3,12 +3,8 @@
 import pytest
 from published import LING, read
 
-from hybridlm.families import MlpConfig, MoeConfig
+from hybridlm.families import KimiDeltaAttentionConfig, LatentAttentionConfig, MlpConfig, MoeConfig, Rope, SwigluLimit
 from models import family_of
-from models.layers.activations import SwigluLimit
-from models.layers.rope import Rope
-from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.latent_attention import LatentAttentionConfig
 
 
 def test_published_model() -> None:

@@ -7,15 +7,22 @@ import pytest
 from published import ALICE, GIGACHAT, read
 from tiny_variants import variant
 
-from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig, QkNorm
+from hybridlm.families import (
+    AttentionConfig,
+    BlockResidual,
+    GatedDeltaNetConfig,
+    KimiDeltaAttentionConfig,
+    LatentAttentionConfig,
+    MlpConfig,
+    MoeConfig,
+    NormConfig,
+    PostNorm,
+    QkNorm,
+    Rope,
+    SwigluLimit,
+    YarnScaling,
+)
 from models import DecoderConfig, family_of
-from models.decoder.decoder import BlockResidual, PostNorm
-from models.layers.activations import SwigluLimit
-from models.layers.norms import NormConfig
-from models.layers.rope import Rope, YarnScaling
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.latent_attention import LatentAttentionConfig
 
 TINY: dict[str, Any] = variant("gigachat_base").config
 

@@ -3,9 +3,8 @@
 import pytest
 from published import KIMI, KIMI_FULL, read
 
-from hybridlm.families import MlpConfig, MoeConfig
+from hybridlm.families import LatentAttentionConfig, MlpConfig, MoeConfig
 from models import ConfigError
-from models.mixers.latent_attention import LatentAttentionConfig
 
 # The same as transformers saves it.
 SAVED = {name: value for name, value in KIMI.items() if name not in ("linear_attn_config", "first_k_dense_replace")}

@@ -6,13 +6,17 @@ import numpy as np
 from published import LING, LING_2_6, MINIMAX, read
 from tiny_variants import LING_LIGHTNING, variant
 
-from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
+from hybridlm.families import (
+    AttentionConfig,
+    KimiDeltaAttentionConfig,
+    LatentAttentionConfig,
+    LightningAttentionConfig,
+    MlpConfig,
+    MoeConfig,
+    NormedResidual,
+    Rope,
+)
 from models import Weight, family_of
-from models.decoder.decoder import NormedResidual
-from models.layers.rope import Rope
-from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
-from models.mixers.latent_attention import LatentAttentionConfig
-from models.mixers.lightning_attention import LightningAttentionConfig
 
 NATIVE: dict[str, Any] = variant("minimax_base").config
 TINY_LING: dict[str, Any] = LING_LIGHTNING.config

@@ -5,9 +5,8 @@ from typing import Any
 from published import read
 from tiny_variants import variant
 
-from hybridlm.families import AttentionConfig, MoeConfig
+from hybridlm.families import AttentionConfig, Mamba1Config, MoeConfig
 from models import family_of
-from models.mixers.mamba1 import Mamba1Config
 
 FALCON: dict[str, Any] = {
     "model_type": "falcon_mamba", "architectures": ["FalconMambaForCausalLM"], "conv_kernel": 4, "expand": 16,

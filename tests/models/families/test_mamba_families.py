@@ -10,11 +10,8 @@ from published import read
 from published_mamba import NANO, SUPER
 from tiny_variants import variant
 
-from hybridlm.families import AttentionConfig, MlpConfig, MoeConfig
+from hybridlm.families import AttentionConfig, Mamba2Config, MlpConfig, MoeConfig, ParallelConfig, Rope
 from models import WeightSource, family_of
-from models.decoder.parallel import ParallelConfig
-from models.layers.rope import Rope
-from models.mixers.mamba2 import Mamba2Config
 
 
 @pytest.mark.parametrize(

@@ -9,11 +9,8 @@ from filled import made
 from float64_checkpoint import Float64Checkpoint
 from published import OLMO, read
 
-from hybridlm.families import AttentionConfig, MlpConfig, QkNorm
+from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, MlpConfig, PostNorm, QkNorm, Rope
 from models import family_of
-from models.decoder.decoder import PostNorm
-from models.layers.rope import Rope
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
 
 
 def test_published_model() -> None:

@@ -1,33 +1,17 @@
 """Published configs give their models' layers and a sequence's state size."""
 
-import functools
 import math
-from typing import Any
 
 import jax.numpy as jnp
 import pytest
-from flax import nnx
 from published import PUBLISHED, QWEN3_5_35B
 
-from hybridlm.families import AttentionConfig, MoeConfig
+from hybridlm.families import AttentionConfig, GatedDeltaNetConfig, MoeConfig, Rope
 from models import ConfigError, DecoderConfig, Devices, ShardingError, family_of
-from models.layers.rope import Rope
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.state.state import StateSize, state_size
 
 
 def read(name: str) -> DecoderConfig:
     return family_of(PUBLISHED[name]).read_config(PUBLISHED[name])
-
-
-def size_of(config: DecoderConfig) -> StateSize:
-    """Return the whole model's state size; each kind of layer is built once."""
-
-    @functools.cache
-    def built(layer: Any) -> Any:
-        return nnx.eval_shape(lambda: layer.build(config.hidden_size, nnx.Rngs(0)))
-
-    return state_size([built(layer) for branches in config.layers for layer in branches], jnp.bfloat16)
 
 
 def line(count: int, part: str, factors: dict[str, int], size: int = 2, grows: bool = False) -> str:
@@ -110,7 +94,7 @@ def test_state_of_a_sequence(name: str) -> None:
     config = read(name)
     assert config.unknown_keys == ()
     lines, fixed, token = EXPECTED[name]
-    result = size_of(config)
+    result = family_of(PUBLISHED[name]).abstract(config).state_size(jnp.bfloat16)
     assert (result.fixed, result.token) == (fixed, token)
     assert sorted(result.lines) == sorted([*lines, f"one sequence: {fixed:,} B and {token:,} B per token"])
 

@@ -4,9 +4,8 @@ from typing import Any
 
 import pytest
 
+from hybridlm.families import Mamba1Config, Mamba2Config
 from models import ConfigError, DecoderConfig, UnsupportedModel, family_of
-from models.mixers.mamba1 import Mamba1Config
-from models.mixers.mamba2 import Mamba2Config
 
 MAMBA_2_8B: dict[str, Any] = {
     "d_model": 2560, "n_layer": 64, "vocab_size": 50277, "ssm_cfg": {}, "rms_norm": True, "residual_in_fp32": True,

@@ -5,12 +5,16 @@ from typing import Any
 import pytest
 from published import LARA, LFM3, read
 
-from hybridlm.families import AttentionConfig, MoeConfig
+from hybridlm.families import (
+    AttentionConfig,
+    GatedDeltaNetConfig,
+    GatedShortConvConfig,
+    MoeConfig,
+    PostNorm,
+    ProportionalScaling,
+    Rope,
+)
 from models import DecoderConfig
-from models.decoder.decoder import PostNorm
-from models.layers.rope import ProportionalScaling, Rope
-from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.mixers.gated_short_conv import GatedShortConvConfig
 
 KINDS = {GatedShortConvConfig: "conv", GatedDeltaNetConfig: "linear_attention"}
 

@@ -9,10 +9,8 @@ from published import read
 from published_mamba import ZAMBA2
 from tiny_variants import variant
 
+from hybridlm.families import Mamba2Config, Rope, SharedBlockConfig
 from models import family_of
-from models.layers.rope import Rope
-from models.mixers.mamba2 import Mamba2Config
-from models.mixers.shared_block import SharedBlockConfig
 
 TINY: dict[str, Any] = variant("zamba2_blocks").config
 

@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from packed_weights import weight_of
 
 from ir_passes.jaxpr import ir
 from models.layers.embedding import embedding_rows
@@ -22,6 +23,12 @@ def test_every_word_has_its_row_and_one_that_is_none_is_no_number(dtype: str, pl
     assert np.isnan(result[1, 1]).all()
     for place in ((0, 0), (0, 1), (0, 2), (1, 0), (1, 2)):
         assert result[place].tobytes() == table[words[place]].astype(np.float32).tobytes()
+
+
+def test_a_packed_table_looks_up_its_numbers() -> None:
+    table, words = weight_of((6, 32), 2, ("int4", False, True)), jnp.array([[5, 0], [3, 3]])
+    numbers = np.asarray(table.astype(jnp.float32))
+    np.testing.assert_array_equal(jax.jit(embedding_rows)(table, words), numbers[words])
 
 
 @pytest.mark.parametrize("platform", ["gpu", "tpu"])

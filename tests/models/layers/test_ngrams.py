@@ -5,9 +5,9 @@ import numpy as np
 import pytest
 from published import QWEN4_EXP
 
+from hybridlm.families import NgramEmbeddingConfig
 from models import family_of
 from models.layers.ngrams import MAX_TABLE, hashed_rows, multipliers, next_window, previous_tokens, primes_from
-from models.mixers.ngram_embedding import NgramEmbeddingConfig
 
 END = 5
 

@@ -6,33 +6,19 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from flax import nnx
-from paged_caches import in_pages
+from card_kernels import operations_on
+from paged_caches import as_stored, consecutive_pages, filled_cache, in_pages
 
 from ir_passes.jaxpr import ir
 from models import KV_BLOCK, Devices, kv_blocks
-from models.mixers.attention import AttentionConfig
 from models.mixers.kv_cache import MAX_KEYS_FIRST_QUERIES, KVCache, append, attend, widened
-from models.ops import summed_attention
-from models.state.pages import own_pages, token_places, window_pages
-from models.state.state import state_size, stored_size, turn_blocks
 
 HEADS, KV_HEADS, SIZE, VALUE = 4, 2, 6, 5
-
-
-def test_kv_blocks_counts_whole_blocks() -> None:
-    assert [kv_blocks(n) for n in (0, 1, KV_BLOCK, KV_BLOCK + 1)] == [0, 1, 1, 2]
-
-
-def cache_of(lanes: int, blocks: int, fill: float, platform: str = "cpu") -> tuple[KVCache, jax.Array]:
-    """Pages of a value for each lane, after a null page, and their table."""
-    pages, sizes = 1 + lanes * blocks, [stored_size(size, platform) for size in (SIZE, VALUE)]
-    key, value = (np.full((pages, KV_HEADS, KV_BLOCK, size), fill, np.float32) for size in sizes)
-    return KVCache(jnp.asarray(key), jnp.asarray(value)), own_pages(lanes, pages)
+cache_of = partial(filled_cache, kv_heads=KV_HEADS, sizes=(SIZE, VALUE))
 
 
 def test_append_writes_real_tokens_only() -> None:
-    cache, pages = cache_of(3, 1, jnp.nan)
+    cache, pages = cache_of(3, 1, fill=jnp.nan)
     key = np.arange(3 * 2 * KV_HEADS * SIZE, dtype=np.float32).reshape(3, 2, KV_HEADS, SIZE)
     value = np.ones((3, 2, KV_HEADS, VALUE), np.float32)
     index = np.array([[0, 1], [126, 127], [5, 6]], np.int32)
@@ -47,7 +33,7 @@ def test_append_writes_real_tokens_only() -> None:
 @pytest.mark.parametrize(("position", "valid"), [(0, True), (KV_BLOCK + 3, True), (0, False), (2 * KV_BLOCK, True)])
 def test_one_token_is_written_alike_on_a_gpu(position: int, valid: bool) -> None:
     """Beside padding, which has no page, as a token after the table."""
-    cache, pages = cache_of(1, 2, jnp.nan)
+    cache, pages = cache_of(1, 2, fill=jnp.nan)
     new = np.full((1, 1, KV_HEADS, SIZE), 3.0, np.float32), np.full((1, 1, KV_HEADS, VALUE), 4.0, np.float32)
     operands = cache, *new, np.array([[position]], np.int32), np.array([[valid]]), pages
     result, expected = (jax.jit(partial(append, platform=platform))(*operands) for platform in ("gpu", "cpu"))
@@ -56,24 +42,25 @@ def test_one_token_is_written_alike_on_a_gpu(position: int, valid: bool) -> None
         assert np.isfinite(array).any() == (valid and position < 2 * KV_BLOCK)
 
 
-def test_blocks_visited_at_a_time_are_as_many_as_the_cache_has() -> None:
-    assert [turn_blocks(n, "gpu", 64) for n in (2, 3, 4, 5, 6, 8, 33)] == [2, 3, 4, 4, 4, 4, 4]
-    assert [turn_blocks(n, "gpu", heads) for n, heads in ((5, 16), (33, 16), (61, 1), (131, 1), (61, 3))] == [
-        5,
-        16,
-        61,
-        128,
-        42,
-    ]
-    assert [turn_blocks(256, "gpu", heads) for heads in (1, 2, 8, 15, 16, 32, 63, 64)] == [
-        128, 64, 16, 8, 16, 16, 16, 4,
-    ]  # fmt: skip
-    assert {turn_blocks(n, platform, 2) for n in (2, 4, 32) for platform in ("cpu", "tpu")} == {1}
+@pytest.mark.target_cuda
+@pytest.mark.parametrize("lanes", [1, 2])
+def test_the_write_of_a_token_is_two_operations_on_a_gpu(lanes: int) -> None:
+    """XLA would split the write of a single token in four."""
+
+    def write(key: jax.Array, value: jax.Array, keys: jax.Array, values: jax.Array, *rest: jax.Array) -> KVCache:
+        return append(KVCache(keys, values), key, value, *rest, platform="gpu")
+
+    new = jax.ShapeDtypeStruct((lanes, 1, 2, 256), jnp.float32)
+    cache = jax.ShapeDtypeStruct((9, 2, KV_BLOCK, 256), jnp.bfloat16)
+    token, valid = (jax.ShapeDtypeStruct((lanes, 1), dtype) for dtype in (jnp.int32, jnp.bool_))
+    pages = jax.ShapeDtypeStruct((lanes, 4), jnp.int32)
+    _, operations = operations_on("nvidia-h100", write, new, new, cache, cache, token, valid, pages, donated=(2, 3))
+    assert operations.count == 2
 
 
 def test_places_that_append_writes_are_distinct() -> None:
     """XLA knows that indices are unique; otherwise GPUs compare and swap each number."""
-    (cache, pages), new = cache_of(2, 1, 0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
+    (cache, pages), new = cache_of(2, 1, fill=0.0), jnp.ones((2, 3, KV_HEADS, SIZE))
     index, valid = np.zeros((2, 3), np.int32), np.array([[True, False, False], [False] * 3])
     program = jax.make_jaxpr(lambda *args: append(KVCache(args[0], None), args[1], None, *args[2:]))
     scatters = [
@@ -82,29 +69,6 @@ def test_places_that_append_writes_are_distinct() -> None:
         if eqn.primitive.name == "scatter"
     ]
     assert [item.params["unique_indices"] for item in scatters] == [True]
-    # Without a page: padding, tokens after the table, before the first position, and on the null page.
-    index = np.array([[0, 127, 1, 2], [5, 6, 7, KV_BLOCK]], np.int32)
-    valid = np.array([[True, True, False, True], [True] * 4])
-    index[0, 3] = -1
-    for table, with_page in ((pages, [[True, True, False, False], [True, True, True, False]]),
-                             (pages.at[1].set(0), [[True, True, False, False], [False] * 4])):  # fmt: skip
-        page, place = (np.asarray(part) for part in token_places(table, jnp.asarray(index), jnp.asarray(valid), 3))
-        assert len({*zip(page.ravel().tolist(), place.ravel().tolist(), strict=True)}) == page.size
-        np.testing.assert_array_equal(page < 3, with_page)
-        for lane, token in np.argwhere(np.array(with_page)):
-            assert (page[lane, token], place[lane, token]) == (1 + lane, index[lane, token])
-
-
-def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
-    """XLA:TPU would turn caches of other sizes, and copy them in every step."""
-    assert [stored_size(size, "tpu") for size in (1, 64, 128, 576)] == [128, 128, 128, 640]
-    assert {stored_size(size, platform) for size in (1, 576) for platform in ("cpu", "gpu")} == {1, 576}
-    layer = nnx.eval_shape(lambda: AttentionConfig(4, 2, 64, devices=Devices(platform="tpu")).build(16, nnx.Rngs(0)))
-    size = state_size([layer], jnp.bfloat16)
-    assert (size.token, size.unused) == (2 * 2 * 128 * 2, 2 * 2 * 64 * 2)
-    assert [array.shape for array in jax.eval_shape(lambda: layer.init_state(3, 256, jnp.bfloat16))] == [
-        (7, 2, 128, 128)
-    ] * 2
 
 
 @pytest.mark.each_value
@@ -116,10 +80,10 @@ def test_a_tpu_stores_whole_rows_of_a_tile() -> None:
 def test_attend_equals_softmax_over_earlier_positions(
     length: int, platform: str, used_bytes: int, wide: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(summed_attention, "MIN_WIDE_VALUE", wide)
+    monkeypatch.setattr("models.ops.summed_attention.MIN_WIDE_VALUE", wide)
     rng = np.random.default_rng(length)
     blocks = kv_blocks(length)
-    cache, pages = cache_of(2, used_bytes, jnp.nan, platform)
+    cache, pages = cache_of(2, used_bytes, fill=jnp.nan, platform=platform)
     assert cache.value is not None
     key = rng.normal(size=(2, length, KV_HEADS, SIZE)).astype(np.float32)
     value = rng.normal(size=(2, length, KV_HEADS, VALUE)).astype(np.float32)
@@ -164,12 +128,9 @@ def test_attend_within_a_window_equals_softmax_over_its_positions(window: int, p
             array[lane, :, index[lane][valid[lane]][-1] + 1 :] = np.nan
             array[lane, :, : max(int(first[lane]) - window + 1, 0)] = np.nan
     query[~valid] = np.nan
-    stored = [jnp.asarray(in_pages(array)) for array in hidden]
-    cache = KVCache(
-        *(jnp.pad(x, ((0, 0),) * 3 + ((0, stored_size(x.shape[3], platform) - x.shape[3]),)) for x in stored)
-    )
+    cache = KVCache(*(as_stored(in_pages(array), platform) for array in hidden))
     devices = Devices(platform=platform, kernels=kernels)
-    table = own_pages(lanes, 1 + lanes * blocks)
+    table = consecutive_pages(lanes, 1 + lanes * blocks)
     run = jax.jit(partial(attend, value_size=sizes[1], devices=devices, pages=table, window=window))
     out = np.asarray(run(query, cache, index, valid, np.int32(blocks)))
     for lane, token in np.argwhere(valid):
@@ -189,26 +150,12 @@ def test_attend_within_a_window_equals_softmax_over_its_positions(window: int, p
         np.testing.assert_allclose(single[:, 0], out[:, token], atol=1e-5)
 
 
-def test_a_window_needs_as_many_pages_in_any_context() -> None:
-    """The cost of a step follows from the window and its tokens, whatever the context."""
-    positions = jnp.asarray([[0, 1], [127, 128], [300, 301], [4000, 4001]], jnp.int32)
-    table = 1 + jnp.arange(4 * 32, dtype=jnp.int32).reshape(4, 32)
-    pages, shifted = window_pages(table, positions, 130)
-    # 131 positions are in at most three pages; those of the last lane are the last of its table.
-    first = np.array([0, 0, 1, 29])
-    np.testing.assert_array_equal(shifted, positions - KV_BLOCK * first[:, None])
-    np.testing.assert_array_equal(pages, np.asarray(table)[np.arange(4)[:, None], first[:, None] + np.arange(3)])
-    for blocks in (2, 3):
-        few = table[:, :blocks]
-        assert window_pages(few, positions, 130)[0] is few
-
-
 @pytest.mark.slow
 def test_a_query_sees_the_same_among_few_and_among_many() -> None:
     """Next to more queries the keys are the other operand of the product."""
     rng = np.random.default_rng(0)
     key, value = (rng.normal(size=(3, KV_HEADS, KV_BLOCK, size)).astype(np.float32) for size in (SIZE, VALUE))
-    run = jax.jit(partial(attend, pages=own_pages(2, 3)))
+    run = jax.jit(partial(attend, pages=consecutive_pages(2, 3)))
     count = MAX_KEYS_FIRST_QUERIES * KV_HEADS // HEADS + 1
     query = rng.normal(size=(2, count, HEADS, SIZE)).astype(np.float32)
     positions = rng.integers(0, KV_BLOCK, size=(2, count)).astype(np.int32)

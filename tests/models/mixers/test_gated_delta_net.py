@@ -7,13 +7,12 @@ import numpy as np
 import pytest
 from filled import filled, random_values
 from flax import nnx
-from mixer_lanes import check_lengths, info
+from mixer_lanes import check_lengths, info, recurrence_lengths
 
 from models.mixers.gated_delta_net import GatedDeltaNetConfig
-from models.ops.recurrences.delta_rule import CHUNK
 
 HIDDEN, KERNEL = 10, 4
-LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+LENGTHS = recurrence_lengths(KERNEL)
 # the gated norm divides by the size of small outputs
 TOLERANCE = 5e-4
 STATE = {"conv": 1e-6, "recurrent": 2e-5}

@@ -10,11 +10,10 @@ from filled import filled, random_values
 from flax import nnx
 from mixer_lanes import check_lengths, run
 
+from hybridlm.families import Rope
 from models import KV_BLOCK, Devices, kv_blocks
-from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttention, IndexedAttentionConfig, best_blocks
-from models.state.state import TPU_COLUMNS
 
 HIDDEN = 12
 ATTENTION = AttentionConfig(4, 2, 6, Rope(4, 100.0), QkNorm(1e-6, offset=1.0), output_gate=True)
@@ -94,7 +93,7 @@ def test_equals_attention_over_chosen_positions(config: IndexedAttentionConfig) 
         np.testing.assert_allclose(np.asarray(out)[lane, :length], expected, atol=2e-5)
     dense = count * (count + 1) // 2
     assert positions[0] == dense if config is ALL else positions[0] < dense * 0.75
-    assert new.index.shape == (5, 1, KV_BLOCK, TPU_COLUMNS if config is ON_A_TPU else config.index_size)
+    assert new.index.shape == (5, 1, KV_BLOCK, 128 if config is ON_A_TPU else config.index_size)
 
 
 @pytest.mark.slow

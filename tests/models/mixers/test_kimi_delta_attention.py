@@ -5,13 +5,12 @@ import numpy as np
 import pytest
 from filled import filled, random_values
 from flax import nnx
-from mixer_lanes import check_lengths
+from mixer_lanes import check_lengths, recurrence_lengths
 
 from models.mixers.kimi_delta_attention import KimiDeltaAttention, KimiDeltaAttentionConfig
-from models.ops.recurrences.delta_rule import CHUNK
 
 HIDDEN, KERNEL = 10, 4
-LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+LENGTHS = recurrence_lengths(KERNEL)
 PLAIN = KimiDeltaAttentionConfig(2, 5, KERNEL, 1e-5, bottleneck=3)
 BOUNDED = KimiDeltaAttentionConfig(3, 4, KERNEL, 1e-6, bottleneck=None, lower_bound=-5.0)
 

@@ -4,14 +4,13 @@ import numpy as np
 import pytest
 from filled import filled, random_values
 from flax import nnx
-from mixer_lanes import check_equations, check_lengths
+from mixer_lanes import check_equations, check_lengths, recurrence_lengths
 
-from models.layers.rope import Rope
+from hybridlm.families import Rope
 from models.mixers.lightning_attention import LightningAttention, LightningAttentionConfig
-from models.ops.recurrences.ssd import CHUNK
 
 HIDDEN = 10
-LENGTHS = (1, 2, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+LENGTHS = recurrence_lengths()
 ACTIVATED = LightningAttentionConfig(2, 6, 1, 1e-6, activated=True)
 TURNED = LightningAttentionConfig(4, 4, 2, 1e-6, qk_eps=1e-5, rope=Rope(2, 100.0), scale=0.5)
 

@@ -5,13 +5,12 @@ import pytest
 from filled import filled
 from flax import nnx
 from float64_mamba import mamba2
-from mixer_lanes import check_equations, check_lengths
+from mixer_lanes import check_equations, check_lengths, recurrence_lengths
 
 from models.mixers.mamba2 import Mamba2, Mamba2Config
-from models.ops.recurrences.ssd import CHUNK
 
 HIDDEN, KERNEL = 10, 4
-LENGTHS = (1, KERNEL - 1, KERNEL, CHUNK - 1, CHUNK, CHUNK + 1, 3 * CHUNK + 5)
+LENGTHS = recurrence_lengths(KERNEL)
 BASE = Mamba2Config(heads=6, head_size=5, groups=2, state_size=7, kernel=KERNEL, eps=1e-5)
 CASES = {
     "gated norm in groups": BASE,

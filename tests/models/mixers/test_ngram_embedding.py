@@ -6,19 +6,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from decoder_lanes import check_accepted_drafts, check_single_tokens, run
+from decoder_lanes import check_accepted_drafts, check_single_tokens, run, run_with_residuals
 from filled import filled, random_values
 from flax import nnx
 
-from hybridlm.families import MlpConfig
+from hybridlm.families import MlpConfig, Rope, StreamsConfig
 from models import Decoder, DecoderConfig
-from models.decoder.decoder import lane_info
-from models.decoder.streams import StreamsConfig
-from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.indexed_attention import IndexedAttentionConfig
 from models.mixers.ngram_embedding import NgramEmbeddingConfig
-from models.state.shapes import Hooks
 
 HIDDEN, STREAMS, END = 6, 3, 2
 NGRAMS = NgramEmbeddingConfig(8, STREAMS, 3, (3_000_001, 5_000_003, 7_000_001), (11, 13, 17, 19), 64, 2, END, 1e-6)
@@ -118,28 +114,10 @@ def test_equations() -> None:
     assert new[0][0].tokens.tolist() == [[3, 4]]
 
 
-class Residuals(Hooks):
-    """Residual streams of one call."""
-
-    def __init__(self) -> None:
-        self.streams: list[jax.Array] = []
-
-    def residual(self, x: jax.Array, index: int) -> jax.Array:
-        self.streams.append(x.reshape((*x.shape[:2], STREAMS, HIDDEN)))
-        return x
-
-
-@jax.jit
-def run_with_streams(decoder: Decoder, ids: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
-    """Return outputs and residual streams of whole sequences."""
-    hooks, zeros = Residuals(), jnp.zeros(len(ids), jnp.int32)
-    lanes = lane_info(ids, zeros + ids.shape[1], zeros, 1)._replace(hooks=hooks)
-    return decoder.run(ids, lanes, decoder.init_state(len(ids), 16, jnp.float32))[0], hooks.streams
-
-
 def test_streams_begin_equal_and_differ_behind_the_layers() -> None:
     decoder = model()
-    hidden, (first, *later) = jax.device_get(run_with_streams(decoder, tokens(9)))
+    hidden, residuals = jax.device_get(run_with_residuals(decoder, tokens(9)))
+    first, *later = (x.reshape((4, 9, STREAMS, HIDDEN)) for x in residuals)
     assert hidden.shape == (4, 9, HIDDEN) and decoder.config.residual_size == HIDDEN * STREAMS
     assert len(later) == len(LAYERS) and (first == first[:, :, :1]).all()
     assert all(

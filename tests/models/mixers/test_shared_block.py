@@ -8,9 +8,8 @@ from decoder_lanes import check_accepted_drafts, check_single_tokens, run
 from filled import filled, random_values
 from flax import nnx
 
-from hybridlm.families import MlpConfig, linear
+from hybridlm.families import MlpConfig, Rope, linear
 from models import Decoder, DecoderConfig
-from models.layers.rope import Rope
 from models.mixers.attention import AttentionConfig
 from models.mixers.mamba2 import Mamba2Config
 from models.mixers.shared_block import AdaptedMatrix, SharedBlockConfig

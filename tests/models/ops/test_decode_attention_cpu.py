@@ -8,18 +8,15 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place
+from calls_in_place import check_a_call_beside_is_found, check_declaration, check_in_place, paged_contract
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec
-from paged_caches import by_lane, in_pages
+from paged_caches import by_lane, consecutive_pages, in_pages
 
-from hybridlm.families import LaneInfo
-from hybridlm.steps.contract import kernel_calls, page_table
-from ir_passes import IsolationError, Lane, LaneContract, prove_isolation
+from hybridlm.families import KVCache, LaneInfo, append_and_attend
+from ir_passes import IsolationError, prove_isolation
 from models import Devices
-from models.mixers.kv_cache import KVCache, append_and_attend
 from models.ops.decode_attention_cpu import ATTENTION, KERNEL, LATENT_ATTENTION, AttentionInputs, decode_attention_cpu
-from models.state.pages import own_pages
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -30,12 +27,7 @@ POSITIONS = (0, 5, 30, 31, 32, 127, 250, CONTEXT - 1)
 KINDS = {"grouped": (6, 2, 16, 16), "odd": (3, 3, 19, 19), "latent": (5, 1, 24, 17)}
 """Heads, key/value heads, sizes of key and value."""
 OWN_PAGES, PAGES = 1 + BLOCKS * len(POSITIONS), 23
-TABLE = page_table(OWN_PAGES)
-_KEYS, _VALUES = kernel_calls(pages=TABLE)[ATTENTION].inputs[7:]
-CONTRACTS = {
-    kind: LaneContract((pools, Lane(role="length"), TABLE, Lane()), (Lane(), pools), opaque=kernel_calls(pages=TABLE))
-    for kind, pools in {"grouped": (_KEYS, _VALUES), "odd": (_KEYS, _VALUES), "latent": (_KEYS, None)}.items()
-}
+CONTRACTS = {kind: paged_contract(ATTENTION, OWN_PAGES, values=kind != "latent") for kind in KINDS}
 MOVED = np.random.default_rng(0).permutation(np.arange(1, PAGES))[: OWN_PAGES - 1].reshape(-1, BLOCKS).astype(np.int32)
 """Pages of each lane in another order, in a larger pool."""
 
@@ -63,7 +55,7 @@ def inputs(kind: str, tokens: int, dtype: Any = jnp.float32) -> AttentionInputs:
             array[lane, :, position:] = np.nan
     keys, values = (jnp.asarray(in_pages(array), dtype) for array in caches)
     rest = (None, (keys, None)) if kind == "latent" else (jnp.asarray(value), (keys, values))
-    index, pages = jnp.array(POSITIONS, jnp.int32), own_pages(lanes, OWN_PAGES)
+    index, pages = jnp.array(POSITIONS, jnp.int32), consecutive_pages(lanes, OWN_PAGES)
     return AttentionInputs(jnp.asarray(query), jnp.asarray(key), *rest, jnp.asarray(lengths), index, pages)
 
 

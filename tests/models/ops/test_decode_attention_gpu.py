@@ -8,13 +8,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from paged_caches import in_pages
+from paged_caches import consecutive_pages, in_pages
 
+from hybridlm.families import KVCache, attend
 from ir_passes import IsolationError, Lane, LaneContract, Note, PageTable, Pool, prove_isolation
 from models import Devices
-from models.mixers.kv_cache import KVCache, attend
 from models.ops.decode_attention_gpu import KERNEL, part_count, part_turns, tile_rows
-from models.state.pages import own_pages
 
 CONTEXT = 256
 LENGTHS = (0, 1, 127, 128, 129, 250)
@@ -41,7 +40,7 @@ def operands(
     key, value = (in_pages(array) for array in (key, value))
     cache = KVCache(jnp.asarray(key, dtype), None if kind == "latent" else jnp.asarray(value, dtype))
     index = (first[:, None] + np.arange(tokens)[None]).astype(np.int32)
-    return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid), own_pages(lanes, len(key))
+    return jnp.asarray(query), cache, jnp.asarray(index), jnp.asarray(valid), consecutive_pages(lanes, len(key))
 
 
 compiled_attend = jax.jit(attend, static_argnames=("blocks", "value_size", "devices", "window"))

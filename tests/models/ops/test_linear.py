@@ -12,7 +12,6 @@ from jax.typing import DTypeLike
 
 from hybridlm.families import SINGLE_DEVICE
 from models import Devices
-from models.layers.embedding import embedding_rows
 from models.ops.linear import LinearWeight, dot, linear
 
 pytestmark = pytest.mark.slow
@@ -124,8 +123,6 @@ def test_a_weight_that_knows_its_product_stands_in_the_place_of_an_array() -> No
     stored = Scaled(jnp.asarray(rng.integers(-9, 9, (6, 5)), jnp.int8), jnp.asarray(rng.normal(size=6), jnp.float32))
     plain, x = stored.astype(jnp.float32), jnp.asarray(rng.normal(size=(2, 3, 5)), jnp.float32)
     np.testing.assert_allclose(run(x, stored), run(x, plain), rtol=1e-5, atol=1e-5)
-    ids = jnp.asarray([[5, 0], [3, 3]])
-    np.testing.assert_array_equal(jax.jit(embedding_rows)(stored, ids), embedding_rows(plain, ids))
     graph, state = nnx.split(nnx.Dict(weight=nnx.Param(plain)))
     tree = jax.tree.structure(state)
 

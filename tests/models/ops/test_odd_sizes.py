@@ -14,20 +14,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from packed_weights import Form, weight_of
-from paged_caches import in_pages
+from paged_caches import consecutive_pages, in_pages
 
-from hybridlm.families import LaneInfo, layer_conv
-from hybridlm.sampling.filter_cutoffs import filter_cutoffs
+from hybridlm.families import KVCache, LaneInfo, RecurrenceInputs, attend, delta_rule, layer_conv, ssd
 from models import KV_BLOCK, Devices
-from models.mixers.kv_cache import KVCache, attend
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear, linear
 from models.ops.quantised_experts import experts_product
-from models.ops.recurrences.delta_rule import delta_rule
-from models.ops.recurrences.recurrence import RecurrenceInputs
-from models.ops.recurrences.ssd import ssd
 from models.ops.rms_norm_gpu import rms_norm
-from models.state.pages import own_pages
 
 Run = Callable[[Devices], Any]
 """An operation with its operands: devices -> results."""
@@ -63,7 +57,7 @@ def attention(
     cache, index = KVCache(key, None if size > value else values), first[:, None] + np.arange(tokens, dtype=np.int32)
     valid, query = np.arange(tokens) < (ends - first)[:, None], draw(2, lanes, tokens, kv_heads * group, size)
     operands = jnp.asarray(query) * size**-0.5, cache, jnp.asarray(index), jnp.asarray(valid), blocks, value
-    return lambda devices: attend(*operands, devices, pages=own_pages(lanes, len(key)), window=window)
+    return lambda devices: attend(*operands, devices, pages=consecutive_pages(lanes, len(key)), window=window)
 
 
 def experts(rows: int, count: int, outputs: int, inputs: int, form: Form | None = None, gated: bool = False) -> Run:
@@ -134,21 +128,6 @@ def norm(rows: int, size: int) -> Run:
     return run
 
 
-def cutoffs(lanes: int, vocab: int) -> Run:
-    logits, lane = jnp.asarray(3 * draw(1, lanes, vocab)), np.arange(lanes)
-    settings = 0.5 + lane / lanes, (5 * lane % 17), np.where(lane % 2, 0.9, 0.3)
-    heat, top_k, top_p = (jnp.asarray(array, kind) for array, kind in zip(settings, ("f4", "i4", "f4"), strict=True))
-
-    def run(devices: Devices) -> Any:
-        # Cutoffs between two logits keep the same tokens.
-        cutoff = filter_cutoffs(logits, jnp.max(logits, axis=1), heat, top_k, top_p, devices)
-        bits = jax.lax.bitcast_convert_type(logits, jnp.uint32)
-        order = jnp.where(bits >> 31 > 0, ~bits, bits | jnp.uint32(1 << 31))
-        return (order >= cutoff[:, None]).astype(jnp.float32)
-
-    return run
-
-
 INT4, E2M1, INT8 = ("int4", False, True), ("e2m1", True, False), ("int8", False, False)
 CASES: dict[str, tuple[str, Callable[[], Run]]] = {
     f"{name}: {', '.join(map(str, sizes))}": (kernel, partial(make, *sizes))
@@ -177,7 +156,6 @@ CASES: dict[str, tuple[str, Callable[[], Run]]] = {
             ((7,), 101, 112, None, True), ((5, 31), 101, 48, INT8), ((3, 67), 37, 80, E2M1, True), ((1,), 7, 48, INT4),
         )),
         ("rms_norm_kernel", "norm", norm, ((1, 16), (3, 112), (12, 4112), (127, 48))),
-        ("filter_cutoffs_kernel", "cutoffs", cutoffs, ((1, 16), (3, 17), (12, 2047), (3, 4099), (1, 10007))),
         ("recurrent_step_tpu_kernel", "on TPUs", recurrence, (
             ("delta rule", 1, 7, 7, 8, 16, 1), ("KDA", 3, 24, 24, 5, 7, 1), ("SSD", 12, 1, 40, 3, 130, 1, True),
             ("SSD", 3, 1, 1, 1, 1, 1),

@@ -6,12 +6,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from counted_kernels import counted_kernel
 from flax import nnx
 
+from hybridlm.families import NormConfig
 from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
-from ir_passes.kernels.reads import kernel_reads
 from models import Devices
-from models.layers.norms import NormConfig
 from models.ops.rms_norm_gpu import KERNEL, MAX_ROWS
 
 EPS = 1e-6
@@ -66,7 +66,7 @@ def test_kernel_is_proved_from_the_inside(size: int) -> None:
 def test_rows_are_counted_in_both_passes(size: int) -> None:
     """A row is read for its square and for its result."""
     arguments = operands(size)
-    (reads,) = kernel_reads(jax.make_jaxpr(step)(*arguments), (None, None, None))
+    reads = counted_kernel(step, arguments, (None, None, None))
     rows = 4 * arguments[0].size
     assert (reads.loaded, reads.stored) == ((2 * rows, 2 * rows, rows), (rows,))
 

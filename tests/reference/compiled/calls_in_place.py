@@ -1,5 +1,6 @@
 """Checks of in-place calls: declarations, certificates, rows by slot, devices of a mesh."""
 
+import re
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
@@ -13,11 +14,44 @@ from jax import Array
 from jax.sharding import NamedSharding
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import AuditError, FindingKind, IsolationError, LaneContract, compile_step, prove_isolation
+from hybridlm.steps.contract import kernel_calls, page_table, slot_map
+from ir_passes import AuditError, FindingKind, IsolationError, Lane, LaneContract, Pool, compile_step, prove_isolation
 from models import Devices
 
 Step = Callable[..., Any]
+
+
+def rows_contract(state: Pool, lanes: int, rows: int | None = None, devices: int = 1) -> LaneContract:
+    """Return the contract of a step that the engine's kernels declare: state, lengths, operands of lanes[, slots].
+
+    Args:
+        lanes: operands after the lengths.
+        rows: of the pool, which slots address; None for row i of lane i.
+        devices: of a mesh, with as many rows each.
+    """
+    slots = None if rows is None else slot_map(rows, devices)
+    inputs = (state, Lane(role="length"), *(Lane() for _ in range(lanes)), *(() if slots is None else (slots,)))
+    return LaneContract(inputs, (Lane(), state), opaque=kernel_calls(slots))
+
+
+def paged_contract(target: str, pages: int, values: bool = True) -> LaneContract:
+    """Return the contract of a step that attends: caches, lengths, page table, operands of lanes.
+
+    Args:
+        target: of the call that declares the dimensions of the caches.
+        pages: of the pool, with the null page.
+        values: False for a cache of keys alone.
+    """
+    table = page_table(pages)
+    calls = kernel_calls(pages=table)
+    keys, stored_values = calls[target].inputs[7:]
+    pools = keys, stored_values if values else None
+    return LaneContract((pools, Lane(role="length"), table, Lane()), (Lane(), pools), opaque=calls)
+
+
+def kernels_called(fn: Step, *args: Any) -> list[str]:
+    """Return the targets of a function's foreign calls, in order."""
+    return re.findall(r"target_name=(\w+)\n", str(jax.make_jaxpr(fn)(*args)))
 
 
 def check_declaration(step: Step, args: tuple[Any, ...], contract: LaneContract, target: str, *wrong: Step) -> None:
@@ -43,26 +77,30 @@ def check_in_place(step: Step, args: tuple[Any, ...], contract: LaneContract, ta
     return results
 
 
-def check_rows_by_slot(run: Callable[..., Any], state: Array) -> None:
-    """Check `run(state or pool, slots)`: other and idle rows keep bits, rows are reused."""
+def check_rows_by_slot(run: Callable[..., Any], state: Array, refused: str = "") -> None:
+    """Check `run(state or pool, slots)`: other and idle rows keep bits, rows are reused.
+
+    Args:
+        refused: message of the error for slots that no lanes can have; "" where they are not looked at.
+    """
     slots = jnp.array([6, 6, 0, 4, 1], jnp.int32)  # the second lane is idle
-    pool = jnp.full((8, *state.shape[1:]), jnp.nan).at[slots].set(state)
-    expected, updated = run(pool[slots])
-    result, new = run(pool, slots)
-    busy = jnp.array([0, 2, 3, 4])
-    np.testing.assert_array_equal(result, expected)
-    np.testing.assert_array_equal(new, pool.at[slots[busy]].set(updated[busy]))
-    turned = slots[jnp.array([3, 1, 4, 0, 2])]
-    np.testing.assert_array_equal(run(new, turned)[0], run(new[turned])[0])
-    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]):
-        with pytest.raises(jax.errors.JaxRuntimeError, match="a row of its own"):
+    busy, pool = jnp.array([0, 2, 3, 4]), jnp.full((8, *state.shape[1:]), jnp.nan, state.dtype).at[slots].set(state)
+    for named in (slots, slots[jnp.array([3, 1, 4, 0, 2])]):
+        expected, updated = run(pool[named])
+        result, new = run(pool, named)
+        np.testing.assert_array_equal(result, expected)
+        written = pool.at[named[busy]].set(updated[busy])
+        np.testing.assert_array_equal(np.asarray(new, np.float32), np.asarray(written, np.float32))
+        pool = new
+    for wrong in ([0, 6, 8, 1, 2], [-1, 6, 0, 1, 2], [3, 6, 0, 3, 2]) if refused else ():
+        with pytest.raises(jax.errors.JaxRuntimeError, match=refused):
             jax.block_until_ready(run(pool, jnp.array(wrong, jnp.int32)))
 
 
 def check_proof_by_slot_map(step: Step, args: tuple[Any, ...], contract: LaneContract) -> None:
     """Certify `step(state, ..., slots)` on rows of a pool; refuse the next lane's slots."""
     pool, slots = jnp.zeros((8, *args[0].shape[1:])), jnp.array([3, 1, 2, 7, 5], jnp.int32)
-    by_slot = LaneContract((*contract.inputs, slot_map(8)), contract.outputs, opaque=kernel_calls(slot_map(8)))
+    by_slot = rows_contract(contract.inputs[0], len(contract.inputs) - 2, rows=8)
     arguments = pool, *args[1:], slots
     proved = compile_step(step, arguments, by_slot).certificate.proved
     assert "idle" in {statement.id for statement in proved}

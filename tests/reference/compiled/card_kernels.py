@@ -1,17 +1,42 @@
-"""Kernels of a program on an absent GPU, with their registers by ptxas."""
+"""Programs for absent GPUs: operations of XLA, and Pallas kernels with their registers by ptxas."""
 
 from collections.abc import Callable
 from typing import Any
 
 import jax
+import jax.numpy as jnp
 
 from ir_passes.compile.buffer_assignment import compile_with_assignment
 from ir_passes.targets import read_target
 from ir_passes.targets.kernel_limits import KernelResources, kernel_resources
+from ir_passes.xla_audit.hlo import read
+from ir_passes.xla_audit.kernels import Kernels, kernels_in
+from ir_passes.xla_audit.program import Executable
 
 AS_FOR_USERS = {"xla_backend_optimization_level": "3"}
 """Level of LLVM for users; at the level of the tests (conftest.py), kernels spill more registers."""
 CARDS = ("nvidia-l4", "nvidia-rtx4090", "nvidia-a100", "nvidia-h100", "nvidia-b200")
+
+
+def array(*shape: int, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
+    """Return the type of an array."""
+    return jax.ShapeDtypeStruct(shape, dtype)
+
+
+def executable_on(target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()) -> Executable:
+    """Compile a function of arrays, or of types, for a GPU, with XLA's buffer assignment."""
+    place = jax.sharding.SingleDeviceSharding(read_target(target).devices[0])
+    types = jax.tree.map(lambda leaf: jax.ShapeDtypeStruct(leaf.shape, leaf.dtype, sharding=place), arrays)
+    program = compile_with_assignment(jax.jit(run, donate_argnums=donated).lower(*types), None)
+    return read(program.compiled, program.dump)
+
+
+def operations_on(
+    target: str, run: Callable[..., Any], *arrays: Any, donated: tuple[int, ...] = ()
+) -> tuple[int, Kernels]:
+    """Compile a function of arrays, or of types, for a GPU; return its bytes of scratch, and XLA's operations."""
+    executable = executable_on(target, run, *arrays, donated=donated)
+    return executable.buffers.temp_bytes, kernels_in(executable, {})
 
 
 def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[KernelResources, ...]:
@@ -26,3 +51,9 @@ def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[Kern
     with machine.tracing():
         lowered = jax.jit(run).lower(*types)
     return kernel_resources(compile_with_assignment(lowered, dict[str, Any](AS_FOR_USERS)).kernels, target)
+
+
+def check_limits(target: str, run: Callable[..., Any], *arrays: Any) -> None:
+    """Assert that a function has kernels within the limits of a GPU; XLA refuses more shared memory than it has."""
+    kernels = kernels_on(target, run, *arrays)
+    assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []

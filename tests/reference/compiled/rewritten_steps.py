@@ -85,9 +85,14 @@ def assert_same(initial: Graph, final: Graph, tolerance: float = 0.0) -> None:
                 assert got[path].tobytes() == value.tobytes(), path
 
 
+def check_proved(graph: Graph) -> None:
+    """Raise IsolationError unless the program of a graph is proved."""
+    prove_jaxpr(graph.program, graph.bound)
+
+
 def is_proved(graph: Graph) -> bool:
     try:
-        prove_jaxpr(graph.program, graph.bound)
+        check_proved(graph)
     except IsolationError:
         return False
     return True
@@ -103,7 +108,7 @@ def rewrite(item: Pass, graph: Graph) -> tuple[Graph, str]:
     ir.check(run.program)
     assert run.bound is graph.bound
     if is_proved(graph):
-        prove_jaxpr(run.program, run.bound)
+        check_proved(run)
     repeat = item(run)
     assert repeat is run, "a second run changed the graph again"
     return run, "; ".join(messages)

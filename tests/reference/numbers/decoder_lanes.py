@@ -9,6 +9,7 @@ import numpy as np
 
 from models import Decoder, kv_blocks
 from models.decoder.decoder import lane_info
+from models.state.shapes import Hooks
 
 
 @jax.jit
@@ -21,6 +22,26 @@ def verified(decoder: Decoder, ids: jax.Array, accepted: jax.Array, positions: j
     lengths = jnp.full(len(ids), ids.shape[1], jnp.int32)
     hidden, pending = decoder(ids, lengths, positions, state, 1, verifying=True)
     return hidden, decoder.commit(pending, lane_info(ids, accepted, positions, 1), state)
+
+
+class Residuals(Hooks):
+    """Residual stream in front of each layer of one pass, and after the last one, by its number."""
+
+    def __init__(self) -> None:
+        self.streams: dict[int, jax.Array] = {}
+
+    def residual(self, x: jax.Array, index: int) -> jax.Array:
+        self.streams[index] = x
+        return x
+
+
+@jax.jit
+def run_with_residuals(decoder: Decoder, ids: jax.Array) -> tuple[jax.Array, list[jax.Array]]:
+    """Return outputs and residual streams of whole sequences from a new state."""
+    hooks, zeros = Residuals(), jnp.zeros(len(ids), jnp.int32)
+    lanes = lane_info(ids, zeros + ids.shape[1], zeros, 1)._replace(hooks=hooks)
+    hidden, _ = decoder.run(ids, lanes, decoder.init_state(len(ids), 16, jnp.float32))
+    return hidden, list(hooks.streams.values())
 
 
 def in_lanes(cache: Any) -> np.ndarray:

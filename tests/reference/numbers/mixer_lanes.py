@@ -9,12 +9,20 @@ import numpy as np
 from paged_caches import by_lane, like
 
 from hybridlm.families import LaneInfo
+from models.ops.recurrences import delta_rule, ssd
 
 
 def info(lengths: jax.Array, positions: jax.Array, tokens: int, blocks: Any = 0) -> LaneInfo:
     """Operands of a mixer for lanes of these lengths and positions."""
     valid = jnp.arange(tokens, dtype=jnp.int32)[None] < lengths[:, None]
     return LaneInfo(lengths, positions, valid, (positions == 0) & (lengths > 0), blocks)
+
+
+def recurrence_lengths(kernel: int = 2) -> tuple[int, ...]:
+    """Return lengths around the taps of a convolution, around one chunk of both recurrences, and of several chunks."""
+    chunks = sorted({delta_rule.CHUNK, ssd.CHUNK})
+    edges = [chunk + offset for chunk in chunks for offset in (-1, 0, 1)]
+    return tuple(dict.fromkeys((1, kernel - 1, kernel, *edges, 3 * chunks[-1] + 5)))
 
 
 @jax.jit

@@ -3,9 +3,33 @@
 from collections.abc import Callable
 from typing import Any
 
+import jax
+import jax.numpy as jnp
 import numpy as np
 
+from hybridlm.families import KVCache
 from models import KV_BLOCK
+from models.state.state import stored_size
+
+
+def consecutive_pages(lanes: int, pages: int) -> jax.Array:
+    """Return the page table [lane, block] of lanes that share all pages after the null page."""
+    return jnp.arange(1, pages, dtype=jnp.int32).reshape((lanes, -1))
+
+
+def as_stored(array: Any, platform: str) -> jax.Array:
+    """Pad the last dimension as a platform stores keys and values."""
+    size = array.shape[-1]
+    return jnp.pad(array, ((0, 0),) * (array.ndim - 1) + ((0, stored_size(size, platform) - size),))
+
+
+def filled_cache(
+    lanes: int, blocks: int, kv_heads: int, sizes: tuple[int, int], fill: float, platform: str = "cpu"
+) -> tuple[KVCache, jax.Array]:
+    """Return pages of one value for each lane, after a null page, and their table."""
+    pages = 1 + lanes * blocks
+    parts = [np.full((pages, kv_heads, KV_BLOCK, stored_size(size, platform)), fill, np.float32) for size in sizes]
+    return KVCache(*map(jnp.asarray, parts)), consecutive_pages(lanes, pages)
 
 
 def in_pages(cache: Any) -> np.ndarray:

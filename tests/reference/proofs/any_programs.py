@@ -19,7 +19,13 @@ from jax.experimental.custom_partitioning import custom_partitioning
 from jax.experimental.pallas import tpu as pltpu
 from jax.sharding import AbstractMesh, AxisType, PartitionSpec
 
-from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes import IsolationError, Lane, LaneContract, Pool, Shared, SlotMap
+from ir_passes.compile.planned_step import plan_graph, trace
+from ir_passes.compile.proving import prove_graph
+from ir_passes.jaxpr.collectives import schedule_of
+from ir_passes.jaxpr.fingerprint import fingerprint
+from ir_passes.jaxpr.timing import new_seconds
+from ir_passes.rewrites import DEFAULT_PASSES
 
 LANES = WIDTH = 4
 """Equal sizes: an exchanged axis does not show in a length."""
@@ -657,3 +663,18 @@ def composed(rng: np.random.Generator, size: int) -> tuple[str, Step]:
         return x
 
     return " > ".join(labels), run
+
+
+def is_proved(step: Any, settings: tuple[Any, ...], contract: LaneContract) -> bool:
+    """Return whether a step is proved; everything that reads a program reads this one."""
+    program = jax.make_jaxpr(step)(*settings)
+    assert fingerprint(program) == fingerprint(program)
+    schedule_of(program)
+    graph = trace(step, settings, contract, new_seconds())
+    try:
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "error", None, new_seconds()).graph)
+    except IsolationError as error:
+        assert all(violation.message and violation.remedy and violation.source for violation in error.violations)
+        plan_graph(prove_graph(graph, DEFAULT_PASSES, "off", None, new_seconds()).graph)
+        return False
+    return True

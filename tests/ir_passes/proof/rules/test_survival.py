@@ -1,6 +1,6 @@
 """Facts outlive operations only where they hold: each fact, elementwise primitive and dtype."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from functools import partial
 from typing import Any
 
@@ -8,18 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from facts.dtype_values import DTYPES, FLOATS, INTEGERS, every, has, numbers
+from facts.dtype_values import DTYPES, FLOATS, INTEGERS, every, has, numbers, sampled
+from facts.fact_world import packed_prover
 from instances.elementwise import PRIMITIVES
 from jax import lax
 
 from ir_passes import LaneContract, Packed, Pool, SlotMap
-from ir_passes.jaxpr import conversions, ir
-from ir_passes.jaxpr.primitives import ELEMENTWISE, IDENTITIES
+from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import COMMON, LaneRows
-from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules import survival
-from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.all import RULES
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
@@ -32,14 +30,6 @@ from ir_passes.proof.values import (
     Value,
 )
 
-NUMBERS = (0.0, 1.0, -1.0, -np.inf)
-"""Numbers that facts are about."""
-
-
-def sampled(dtypes: Iterable[str], *sample: str) -> list[Any]:
-    """Return the dtypes; all outside the sample are `long`."""
-    return [pytest.param(dtype, marks=() if dtype in sample else pytest.mark.long) for dtype in dtypes]
-
 
 def bits_of(array: Any) -> np.ndarray:
     """Return the bytes of each element, or the value of small floats and integers."""
@@ -50,40 +40,12 @@ def bits_of(array: Any) -> np.ndarray:
     return wide.view(np.uint64) if wide.dtype == np.float64 else wide.astype(np.int64 if wide.itemsize < 8 else None)
 
 
-def converted(source: str) -> Iterator[tuple[str, np.ndarray, np.ndarray]]:
-    """Return (dtype, values, converted) by XLA."""
-    values = every(source)
-    all_of = jax.jit(lambda x: [lax.convert_element_type(x, target) for target in DTYPES])
-    for target, results in zip(DTYPES, jax.device_get(all_of(values)), strict=True):
-        yield target, values, np.asarray(results)
-
-
-@pytest.mark.parametrize("source", sampled(DTYPES, "int8", "float8_e4m3fn", "float32"))
-def test_conversions(source: str) -> None:
-    """The table's finite conversions are so in XLA."""
-    with jax.enable_x64(True):
-        for target, values, results in converted(source):
-            old, new = jnp.dtype(source), jnp.dtype(target)
-            if source in FLOATS and target in FLOATS and conversions.stays_finite(old, new):
-                finite = np.isfinite(numbers(values))
-                assert np.isfinite(numbers(results)[finite]).all(), (source, target)
-            for number in NUMBERS:
-                if conversions.holds(old, number) and conversions.holds(new, number):
-                    assert (numbers(results[numbers(values) == number]) == number).all()
-
-
-def test_conversions_that_stay_finite_are_known() -> None:
-    finite = "bfloat16 float32, float16 bfloat16, float8_e4m3fn float16, int16 float16, uint64 bfloat16, float32 int8"
-    for source, target in (pair.split() for pair in finite.split(", ")):
-        assert conversions.stays_finite(jnp.dtype(source), jnp.dtype(target)), (source, target)
-
-
 TOKENS, DRAWS = 4, 64
 CONTRACT = LaneContract((Packed(), Packed(role="cu_seqlens"), Pool("s"), SlotMap("s", 120)), (Packed(), Pool("s")))
 ARGS = jnp.ones((TOKENS, 2)), jnp.array([0, 2, 4], jnp.int32), jnp.ones((120, 2)), jnp.array([1, 2], jnp.int32)
 OUTSIDE = np.broadcast_to(np.kron(np.eye(2), np.ones((2, 2))) == 0, (DRAWS, TOKENS, TOKENS))
 """Tokens 0 and 1 are of lane 0, tokens 2 and 3 of lane 1."""
-ROWS, COLUMNS = packed_tokens.tokens(1, "tokens"), packed_tokens.tokens(2, "tokens")
+ROWS, COLUMNS = LaneRows(1, packed="tokens"), LaneRows(2, packed="tokens")
 ONE_HOT = np.broadcast_to(np.eye(TOKENS), OUTSIDE.shape)
 FACTS: dict[str, Fact] = {
     "zero outside": MaskedOut(ROWS, COLUMNS, zero=True),
@@ -99,7 +61,9 @@ PARAMETERS: dict[str, dict[str, Any]] = {
     "round": {"rounding_method": lax.RoundingMethod.TO_NEAREST_EVEN},
     "name": {"name": "x"},
 }
-NAMES = sorted({*ELEMENTWISE, "select_n", "copy", "stop_gradient", "name", "bitcast_convert_type"} & {*PRIMITIVES})
+NAMES = sorted(
+    {*primitives.ELEMENTWISE, "select_n", "copy", "stop_gradient", "name", "bitcast_convert_type"} & {*PRIMITIVES}
+)
 OFTEN = ("bool", "int8", "uint8", "int32", "float8_e4m3fn", "float8_e5m2", "float8_e8m0fnu", "bfloat16", "float32")
 
 
@@ -107,8 +71,7 @@ def applied(fn: Any, arrays: list[Any], values: list[Value], **state: Any) -> li
     """The results of the rule of the one equation that a function is traced to."""
     jaxpr = ir.trace(fn, *arrays).jaxpr
     (eqn,) = jaxpr.eqns
-    prover = Prover(CONTRACT.bind(lambda x, cu, pool, slots: (x, pool), ARGS), **state)
-    prover.refine = packed_tokens.refine
+    prover = packed_prover(CONTRACT.bind(lambda x, cu, pool, slots: (x, pool), ARGS), **state)
     env = dict(zip(jaxpr.invars, values, strict=True))
     return Site(prover, eqn, jaxpr, 0, env, ir.shapes(eqn.invars)).apply(values)
 
@@ -284,5 +247,5 @@ def test_bounds_of_integers_that_wrap(dtype: str) -> None:
 
 
 def test_every_entry_of_the_table_is_about_a_primitive_with_a_rule() -> None:
-    assert {name for _, name in survival._TABLE} <= {*RULES} & {*ELEMENTWISE}
-    assert not {*IDENTITIES} & {name for _, name in survival._TABLE}
+    assert {name for _, name in survival._TABLE} <= {*RULES} & {*primitives.ELEMENTWISE}
+    assert not {*primitives.IDENTITIES} & {name for _, name in survival._TABLE}

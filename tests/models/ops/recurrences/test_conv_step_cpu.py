@@ -16,15 +16,15 @@ from calls_in_place import (
     check_in_place,
     check_proof_by_slot_map,
     check_rows_by_slot,
+    kernels_called,
+    rows_contract,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import PartitionSpec as P
 
 from hybridlm.families import LaneInfo, layer_conv
-from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import Lane, LaneContract, Pool, Shared, compile_step
+from ir_passes import Pool, Shared, compile_step
 from models import Devices
-from models.cpu_kernels.library import BY_SLOT
 from models.ops.layout import materialize
 from models.ops.recurrences.conv_step_cpu import KERNEL, MAX_TAPS, READ, STEP, ConvInputs, conv_step_cpu
 
@@ -32,7 +32,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
 STATE = Pool("state", dims=("row", "tap", "channel"))
-CONTRACT = LaneContract((STATE, Lane(role="length"), Lane(), Lane()), (Lane(), STATE), opaque=kernel_calls())
+CONTRACT = rows_contract(STATE, lanes=2)
 LANES = 5
 Draw = np.random.default_rng(0).normal
 
@@ -102,7 +102,7 @@ def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypa
 
 def test_rows_by_slot():
     state, *rest = arguments(3)
-    check_rows_by_slot(lambda rows, slots=None: kernel(rows, *rest, slots=slots), state)
+    check_rows_by_slot(lambda rows, slots=None: kernel(rows, *rest, slots=slots), state, "a row of its own")
 
 
 def test_lengths_beyond_the_tokens_are_refused():
@@ -114,17 +114,15 @@ def test_lengths_beyond_the_tokens_are_refused():
 
 def test_layers_choose_it():
     def calls(args: tuple[Any, ...], weight: Any = WEIGHT, **settings: Any) -> list[str]:
-        traced = str(jax.make_jaxpr(partial(layer, **settings))(*args, weight))
-        targets = (STEP + BY_SLOT, READ + BY_SLOT, READ, STEP)
-        return [name for name in targets if f"target_name={name}\n" in traced]
+        return kernels_called(partial(layer, **settings), *args, weight)
 
     for args in (arguments(), arguments(3), arguments(130, dtype=jnp.bfloat16)):
         assert (
             calls(args) == [STEP] and calls(args, verifying=True) == [READ] and calls(args, activated=False) == [STEP]
         )
     slots = jnp.arange(LANES, dtype=jnp.int32)
-    assert calls(arguments(), slots=slots) == [STEP + BY_SLOT]
-    assert calls(arguments(), slots=slots, verifying=True) == [READ + BY_SLOT]
+    assert calls(arguments(), slots=slots) == [f"{STEP}_by_slot"]
+    assert calls(arguments(), slots=slots, verifying=True) == [f"{READ}_by_slot"]
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(arguments(channels=37), devices=other)
     assert not calls(arguments(dtype=jnp.float16))
@@ -202,8 +200,9 @@ def test_inputs_as_large_as_the_pool_are_no_second_pool():
     assert x.size >= pool.size - pool[0].size
 
     of_tanh = lambda pool, lengths, x, *rest: step(pool, lengths, materialize(jnp.tanh(x)), *rest)
-    contract = LaneContract((*CONTRACT.inputs, slot_map(8)), CONTRACT.outputs, opaque=kernel_calls(slot_map(8)))
-    assert compile_step(of_tanh, (pool, lengths, x, fresh, slots), contract).certificate.audited
+    assert compile_step(
+        of_tanh, (pool, lengths, x, fresh, slots), rows_contract(STATE, lanes=2, rows=8)
+    ).certificate.audited
 
 
 def test_audit_finds_a_call_that_does_not_write_in_place(monkeypatch: pytest.MonkeyPatch):

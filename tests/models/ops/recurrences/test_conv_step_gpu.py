@@ -6,6 +6,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls_in_place import check_rows_by_slot
 from recurrence_cases import check_proof, check_proof_by_slot
 
 from hybridlm.families import LaneInfo, layer_conv
@@ -14,9 +15,7 @@ from models.ops.recurrences.conv_step_cpu import ConvInputs
 from models.ops.recurrences.conv_step_gpu import KERNEL, MAX_TAPS, MAX_TOKENS
 
 LANES, CHANNELS = 5, 48
-SLOTS, NAMED = 9, (7, 7, 2, 8, 5)
-"""Rows of a pool, and rows of the lanes; lane 1 is idle and names the row of lane 0, which it must not write."""
-BUSY = jnp.array([0, 2, 3, 4])
+SLOTS = 9
 CASES = ((1, 4, False), (1, 2, True), (3, 4, True), (5, 3, False))
 """Tokens, taps, bias."""
 
@@ -64,14 +63,8 @@ def test_kernel_computes_the_convolution(case: tuple[int, int, bool]) -> None:
 def test_rows_by_slot_give_the_same_bits(case: tuple[int, int, bool]) -> None:
     """Blocks of channels; foreign and idle lanes' rows stay, and no row is gathered."""
     state, *rest = operands(*case)
-    slots = jnp.asarray(NAMED, jnp.int32)
-    named = slots[BUSY]
-    pool = jnp.full((SLOTS, *state.shape[1:]), jnp.nan, state.dtype).at[named].set(state[BUSY])
-    expected, rows = run(state, *rest)
-    result, new = run(pool, *rest, slots)
-    np.testing.assert_array_equal(result, expected)
-    updated = pool.at[named].set(rows[BUSY])
-    np.testing.assert_array_equal(np.asarray(new, np.float32), np.asarray(updated, np.float32))
+    check_rows_by_slot(lambda rows, slots=None: run(rows, *rest, slots), state)
+    pool, slots = jnp.zeros((SLOTS, *state.shape[1:]), state.dtype), jnp.array([7, 7, 2, 8, 5], jnp.int32)
     program = str(jax.make_jaxpr(step)(pool, *rest, slots))
     assert KERNEL.name in program and "scatter" not in program and "gather" not in program
 

@@ -16,6 +16,8 @@ from calls_in_place import (
     check_in_place,
     check_proof_by_slot_map,
     check_rows_by_slot,
+    kernels_called,
+    rows_contract,
 )
 from instruction_sets import instruction_sets
 from jax.sharding import NamedSharding
@@ -23,10 +25,8 @@ from jax.sharding import PartitionSpec as P
 from recurrence_cases import FORMS, LANES, arguments, check, check_lanes_keep_their_bits, inputs, several, zero_padding
 from zoo.meshes.sharded import mesh
 
-from hybridlm.steps.contract import kernel_calls, slot_map
-from ir_passes import IsolationError, Lane, LaneContract, Pool, compile_step, prove_isolation
+from ir_passes import IsolationError, Pool, compile_step, prove_isolation
 from models import Devices
-from models.cpu_kernels.library import BY_SLOT
 from models.ops.recurrences.delta_rule import delta_rule
 from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_cpu import KERNEL, MAX_KEPT_TOKENS, MAX_KEY, READ, STEP, recurrent_step_cpu
@@ -36,7 +36,7 @@ pytestmark = pytest.mark.cpu_kernels
 
 HERE = Devices(kernels="auto")
 STATE = Pool("state", dims=("row", "value_head", "value", "key"))
-CONTRACT = LaneContract((STATE, Lane(role="length"), Lane()), (Lane(), STATE), opaque=kernel_calls())
+CONTRACT = rows_contract(STATE, lanes=1)
 
 
 def kernel(operands: RecurrenceInputs, **settings: Any) -> Any:
@@ -78,22 +78,20 @@ def test_kernel_computes_the_recurrence(form: str, instructions: str):
 def test_rows_by_slot(form: str):
     operands = inputs(form, 9, 20)
     run = lambda rows, slots=None: tuple(kernel(replace(operands, state=rows, slots=slots)))
-    check_rows_by_slot(run, operands.state)
+    check_rows_by_slot(run, operands.state, "a row of its own")
 
 
 def test_operations_choose_it():
     def calls(operands: RecurrenceInputs, form: str = "head", keep_state: bool = False) -> list[str]:
-        traced = str(jax.make_jaxpr(partial(operation(form), keep_state=keep_state))(operands))
-        targets = (STEP + BY_SLOT, READ + BY_SLOT, READ, STEP)
-        return [name for name in targets if f"target_name={name}\n" in traced]
+        return kernels_called(partial(operation(form), keep_state=keep_state), operands)
 
     for form in FORMS:
         operands = inputs(form, 8, 4, devices=HERE)
         assert calls(operands, form) == [STEP] and calls(replace(several(form), devices=HERE), form) == [STEP]
         assert calls(operands, form, keep_state=True) == [READ]
         by_slot = replace(operands, slots=jnp.arange(LANES, dtype=jnp.int32))
-        assert calls(by_slot, form) == [STEP + BY_SLOT]
-        assert calls(by_slot, form, keep_state=True) == [READ + BY_SLOT]
+        assert calls(by_slot, form) == [f"{STEP}_by_slot"]
+        assert calls(by_slot, form, keep_state=True) == [f"{READ}_by_slot"]
     operands = inputs("head", 8, 4)
     for other in (Devices(), Devices(kernels="interpret"), Devices(platform="gpu", kernels="auto")):
         assert not calls(replace(operands, devices=other))
@@ -130,8 +128,7 @@ def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
     def placed(*args: Any) -> Any:
         return jax.tree.map(lambda x, spec: jax.device_put(jnp.array(x), NamedSharding(mesh(2, 1), spec)), args, specs)
 
-    by = slot_map(6, 2)
-    contract = LaneContract((*CONTRACT.inputs, by), CONTRACT.outputs, opaque=kernel_calls(by))
+    contract = rows_contract(STATE, lanes=1, rows=6, devices=2)
     args = placed(pool, lengths, rest, slots)
     compiled = compile_step(over, args, contract)
     assert compiled.certificate.holds and compiled.certificate.copies == ()
@@ -151,7 +148,8 @@ def test_each_device_of_a_mesh_has_its_lanes_in_its_rows():
             prove_isolation(
                 jax.shard_map(wrong, mesh=mesh(2, 1), in_specs=specs, out_specs=(by_lane, by_lane)), args, contract
             )
-    for other in (slot_map(6), replace(by, local=None)):
+    slot_map = contract.inputs[-1]
+    for other in (replace(slot_map, size=6, local=None), replace(slot_map, local=None)):
         with pytest.raises(IsolationError):
             prove_isolation(over, args, replace(contract, inputs=(*CONTRACT.inputs, other)))
 

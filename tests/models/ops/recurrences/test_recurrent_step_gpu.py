@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from calls_in_place import check_rows_by_slot
 from recurrence_cases import (
     FORMS,
     HEADS,
@@ -63,17 +64,7 @@ def in_pool(operands: RecurrenceInputs) -> tuple[Any, jax.Array]:
 def test_rows_by_slot_give_the_same_bits(form: str, tokens: int):
     """Two blocks of values; foreign rows stay, and another batch of lanes reuses the rows."""
     operands = inputs(form, 64, 16) if tokens == 1 else several(form, 64, 16)
-    by_slot, named = in_pool(operands)
-    output, state = kernel(operands)
-    result, pool = kernel(by_slot)
-    np.testing.assert_array_equal(result, output)
-    np.testing.assert_array_equal(pool, by_slot.state.at[named].set(state[BUSY]))
-    assert np.isnan(np.delete(np.asarray(pool), np.asarray(named), axis=0)).all()
-    turned = by_slot.slots[jnp.array([3, 1, 4, 0, 2])]
-    outputs, rows = kernel(replace(by_slot, state=pool, slots=turned))
-    expected, states = kernel(replace(operands, state=pool[turned]))
-    np.testing.assert_array_equal(outputs, expected)
-    np.testing.assert_array_equal(rows, pool.at[turned[BUSY]].set(states[BUSY]))
+    check_rows_by_slot(lambda rows, slots=None: kernel(replace(operands, state=rows, slots=slots)), operands.state)
 
 
 @pytest.mark.slow

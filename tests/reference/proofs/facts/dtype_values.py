@@ -1,9 +1,11 @@
 """The dtypes of XLA's arrays of numbers, and values of each of them."""
 
+from collections.abc import Iterable
 from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
+import pytest
 
 from ir_passes.jaxpr import conversions
 
@@ -50,3 +52,8 @@ def has(dtype: str, number: float) -> bool:
 def filled(shape: tuple[int, ...], number: Any, dtype: str) -> np.ndarray:
     """An array of one number."""
     return np.full(shape, number).astype(jnp.dtype(dtype))
+
+
+def sampled(dtypes: Iterable[str], *sample: str) -> list[Any]:
+    """Return the dtypes; all outside the sample are `long`."""
+    return [pytest.param(dtype, marks=() if dtype in sample else pytest.mark.long) for dtype in dtypes]

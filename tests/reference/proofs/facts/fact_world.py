@@ -15,6 +15,7 @@ from facts.fact_sums import sum_or_mask_holds
 from predicted_owners import is_one_of
 
 from ir_passes import LaneContract, Packed, PageTable, Pool, SlotMap
+from ir_passes.contract.contract import BoundContract
 from ir_passes.proof.numbering import Leaf, Number
 from ir_passes.proof.owners import LaneRows, Order, Symbol
 from ir_passes.proof.prover import Prover
@@ -66,6 +67,13 @@ def whole(array: Any) -> np.ndarray:
     return np.array([int(number) for number in array.ravel()], object).reshape(array.shape)
 
 
+def packed_prover(bound: BoundContract, **state: Any) -> Prover:
+    """Return an interpreter that also finds facts of packed tokens."""
+    prover = Prover(bound, **state)
+    prover.refine = packed_tokens.refine
+    return prover
+
+
 class World:
     """The inputs of a step and hidden arrays, for operands of one dtype.
 
@@ -101,8 +109,7 @@ class World:
 
     def prover(self) -> Prover:
         """An interpreter for programs of this world."""
-        prover = Prover(self._bound)
-        prover.refine = packed_tokens.refine
+        prover = packed_prover(self._bound)
         prover.sort_keys[Order(ORDER)] = KEY
         return prover
 

@@ -1,5 +1,6 @@
 """Right steps on wrong rows: leftovers, lost writes, labels that promise another position, layouts, owners."""
 
+import copy
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -7,14 +8,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from labelled_steps import LabelledSteps, Turns
 from mutants.mutant import Mutant, Tier
 from zoo import gated_delta
 from zoo.catalogue import PROGRAMS
 from zoo.program import LANES, Program
 
 from ir_passes import SlotError
-from ir_passes.host.row_ledger import LaneWork, RowLedger
-from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
 from ir_passes.sanitizer.verdict import SanitizerError
 
 DECODE = PROGRAMS["gated delta, fresh lanes from zero"]
@@ -31,45 +31,40 @@ FORGETFUL = DECODE.but(step=ignores_fresh)
 
 
 @functools.cache
-def _sanitized(step: Callable[..., Any]) -> tuple[SanitizedStep, Callable[..., Any]]:
+def _sanitized(step: Callable[..., Any]) -> LabelledSteps:
     program = next(item for item in (DECODE, FORGETFUL) if item.step is step)
-    result = sanitize(step, program.args(), program.contract)
-    return result, jax.jit(
-        lambda args, shadow_labels, expected: result.step(*args, shadow_labels=shadow_labels, expected=expected)
-    )
+    return LabelledSteps(step, program.args(), program.contract, compiled=True)
 
 
 class Session:
-    """Sequences that take steps on one pool, with shadow labels next to it."""
+    """Sequences that take steps on one pool, with labels next to it."""
 
     def __init__(self, program: Program = DECODE):
-        self.ledger = RowLedger()
-        self.made, self.run = _sanitized(program.step)
+        self.steps = copy.copy(_sanitized(program.step))
+        self.steps.begin()
+        self.ledger = self.steps.ledger
         self.weights, pools, _, self.x, _ = program.args()
         self.pools: Any = jax.tree.map(np.zeros_like, pools)
-        self.shadow_labels = self.made.shadow_labels()
 
-    def step(self, turns: Sequence[LaneWork | None], slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
+    def step(self, turns: Turns, slots: Sequence[int], fresh: Sequence[bool] | None = None) -> None:
         """Take one step; lanes at position 0 are fresh by default."""
         idle = LANES - len(turns)
         if fresh is None:
-            fresh = [turn is not None and turn.position == 0 for turn in turns]
-        expected = self.ledger.expect([*turns, *[None] * idle])
+            fresh = [turn is not None and turn[1] == 0 for turn in turns]
         array = np.array([*slots, *[0] * idle], np.int32)
         args = (self.weights, self.pools, array, self.x, np.array([*fresh, *[False] * idle]))
-        _, self.pools, self.shadow_labels, verdict = self.run(args, self.shadow_labels, expected)
-        self.made.require(verdict, expected)
+        _, self.pools = self.steps.take(args, [*turns, *[None] * idle])
 
     def copy(self, source: int, target: int) -> None:
-        """The rows of all pools and shadow labels, one onto another."""
+        """The rows of all pools and labels, one onto another."""
         self.pools = jax.tree.map(lambda pool: np.array(pool), self.pools)
         for leaf in jax.tree.leaves(self.pools):
             leaf[target] = leaf[source]
-        self.shadow_labels = tuple(shadow.at[target].set(shadow[source]) for shadow in self.shadow_labels)
+        self.steps.labels = tuple(labels.at[target].set(labels[source]) for labels in self.steps.labels)
 
 
-def turn(owner: int, position: int, layout: int = 0) -> LaneWork:
-    return LaneWork(owner, position, 1, layout)
+def turn(owner: int, position: int, layout: int = 0) -> tuple[int, int, int, int]:
+    return owner, position, 1, layout
 
 
 def honest() -> Session:

@@ -1,6 +1,7 @@
 """Every engine step of every model family: tiny models of tests/golden with drawn weights."""
 
 import functools
+from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
 
@@ -56,6 +57,14 @@ def shapes(name: str, all_lanes: bool = False) -> list[AnyShape]:
     with_logprobs = [Shape("generate", LANES, 1, SLOTS, 2), Shape("score", LANES, CHUNK, LANES, 2)]
     with_logprobs = [paged(engine(name), shape) for shape in with_logprobs]
     return [*(shape for shape in shapes if all_lanes or _rows(shape) == {LANES}), *with_logprobs]
+
+
+def steps(name: str, all_lanes: bool = False, mapped: bool = False) -> Iterator[Program]:
+    """Yield the program of each of a model's `shapes`; `mapped`: also one-lane forms under `vmap` without pages."""
+    for shape in shapes(name, all_lanes):
+        yield (item := program(name, shape))
+        if mapped and isinstance(shape, Shape) and shape.rows == shape.lanes and not shape.pages:
+            yield vmapped(item)
 
 
 def _rows(shape: AnyShape) -> set[int]:

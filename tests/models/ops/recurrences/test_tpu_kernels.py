@@ -8,11 +8,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 
-from ir_passes.targets import read_target
-from ir_passes.targets.gpus import TPUS
+from hybridlm.families import RecurrenceInputs
+from ir_passes.targets import named_targets, read_target
 from models import Devices
 from models.ops.recurrences.delta_rule import delta_rule_step
-from models.ops.recurrences.recurrence import RecurrenceInputs
 from models.ops.recurrences.recurrent_step_tpu import KERNEL, MAX_BLOCK, MAX_HEADS, heads_of_block
 from models.ops.recurrences.ssd import ssd_step
 
@@ -62,7 +61,7 @@ def test_kernel_compiles_in_place(form: str, slots: bool) -> None:
     assert re.search(r"input_output_alias=\{[^}]*\{1\}: \(0,", text), "which takes the memory of the argument"
 
 
-@pytest.mark.parametrize("target", TPUS)
+@pytest.mark.parametrize("target", [name for name in named_targets() if name.startswith("tpu")])
 @pytest.mark.parametrize("keys", [128, 256])
 @pytest.mark.parametrize("form", LARGEST)
 def test_the_largest_blocks_fit_each_tpu(form: str, keys: int, target: str) -> None:

@@ -16,6 +16,7 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 import hybridlm
 from hybridlm.checkpoint import CheckpointError, bind, load_parameters, open_adapter
 from hybridlm.checkpoint.model import open_model
+from hybridlm.families import GatedDeltaNetConfig
 
 pytestmark = pytest.mark.usefixtures("stored_steps")
 
@@ -91,7 +92,7 @@ def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules
     base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
     tensors = load_file(base / "model.safetensors")
     _, _, config = open_model(base)
-    mixer = next(mixer for mixer, _ in config.layers if hasattr(mixer, "key_heads"))
+    mixer = next(mixer for mixer, _ in config.layers if isinstance(mixer, GatedDeltaNetConfig))
     keys, values, heads = mixer.key_heads * mixer.key_size, mixer.value_width, mixer.value_heads
     places = {
         "in_proj_q": {"in_proj_qkv": slice(0, keys)},

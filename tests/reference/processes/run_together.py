@@ -23,7 +23,7 @@ from hybridlm.engine.engine import Engine
 from hybridlm.multiprocess import environment
 from hybridlm.multiprocess.heartbeat import join
 from hybridlm.multiprocess.messages import KeyValues
-from hybridlm.multiprocess.process_group import ProcessGroup
+from hybridlm.multiprocess.process_group import PendingStep, ProcessGroup
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Move
@@ -161,7 +161,7 @@ def watch_rows() -> None:
     def local(tree: Any) -> list[np.ndarray]:
         return [np.array(part.data) for leaf in jax.tree.leaves(tree) for part in leaf.addressable_shards]
 
-    def looked(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
+    def compare(self: ProcessGroup, shape: Any, program: Any, args: tuple, fields: dict[str, int]) -> Any:
         number, rows_before = self._dispatched, local(args[1 if isinstance(shape, Shape) else 0])
         results = call(self, shape, program, args, fields)
         rows_after = local(results[-1])
@@ -170,15 +170,15 @@ def watch_rows() -> None:
         )
         return results
 
-    def said(self: ProcessGroup, number: int, step: str, fields: dict[str, int]) -> None:
-        previous = [equal for other, equal in unchanged.items() if other < number]
+    def report(self: ProcessGroup, pending: PendingStep) -> None:
+        previous = [equal for number, equal in unchanged.items() if number < pending.number]
         print(
-            f"process {self.process}: kept {unchanged[number]}, {len(previous) - sum(previous)} changed",
+            f"process {self.process}: kept {unchanged[pending.number]}, {len(previous) - sum(previous)} changed",
             file=sys.stderr,
         )
-        disagree(self, number, step, fields)
+        disagree(self, pending)
 
-    ProcessGroup.call, ProcessGroup._disagree = looked, said  # type: ignore[method-assign]  # seen by a test
+    ProcessGroup.call, ProcessGroup._disagree = compare, report  # type: ignore[method-assign]  # seen by a test
 
 
 def work(lm: hybridlm.LM, fault: str) -> dict[str, Any]:

@@ -55,6 +55,7 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
     assert indices[0]["packed"] == indices[1]["packed"] and set(indices[0]["packed"]) == set(packed)
     # As plain numbers they equal the packed form.
     plain = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **SETTINGS)
+    array: Any
     for name, array in lm.params.items():
         expected = array.numbers() if name in packed else array
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)

@@ -131,7 +131,7 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"]
 ) -> Float32[Array, "row out"]:
-    product = packed_expert_product(x, *weight.operands(), expert, **weight.form())
+    product = packed_expert_product(x, *weight.operands(), expert, form=weight.form())
     return jnp.where((expert < weight.shape[0])[:, None], product, 0.0)
 
 

@@ -27,6 +27,14 @@ HEAD_NAMES = {
 """Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
 NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
 """Tensors of the gate of a norm."""
+MOE_NAMES = {
+    "shared_expert": "shared_experts",
+    "router": "gate",
+    "router.bias": "gate.e_score_correction_bias",
+    "latent_in": "fc1_latent_proj",
+    "latent_out": "fc2_latent_proj",
+}
+"""Modules of an MoE layer (DeepSeek-V3, Nemotron-H)."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
@@ -172,32 +180,29 @@ def moe_weights(
     path: Path,
     name: str,
     names: Names | None = None,
-    bias: str = "gate.e_score_correction_bias",
-    shared: str = "shared_experts",
-    router: str = "gate",
     float32_router: bool = False,
 ) -> list[Weight]:
     """List the parameters of an MoE layer with joined or separate experts.
 
     Args:
         c, hidden, path, name: as for `branch_weights`.
-        names: different checkpoint names of an expert's matrices.
+        names: likewise, besides or in place of `MOE_NAMES`; also of an expert's matrices.
         float32_router: keep the router's matrix in float32, as transformers in some families.
     """
     count, experts, inner = c.router.experts, f"{name}.experts", c.latent or hidden
-    gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
+    names = {**MOE_NAMES, **(names or {})}
+    gate, up, down = (names.get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
     matrices = {
         "gate_up_proj": ((gate, up), (c.width, inner)),
         "up_proj": ((up,), (c.width, inner)),
         "down_proj": ((down,), (inner, c.width)),
     }
-    modules = {"shared_expert_gate": f"{shared}_gate", "shared_expert": shared, "router": router, "router.bias": bias}
     return branch_weights(
         c,
         hidden,
         path,
         name,
-        modules | {"latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj"},
+        names,
         sources={
             part: expert_matrices(f"{experts}.{part}", experts, stored, count, shape)
             for part, (stored, shape) in matrices.items()

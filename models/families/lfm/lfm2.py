@@ -93,7 +93,7 @@ weights = partial(
         {
             AttentionConfig: ("self_attn", partial(branch_weights, names=ATTENTION)),
             MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
-            MoeConfig: ("feed_forward", partial(moe_weights, names=MLP, bias="expert_bias")),
+            MoeConfig: ("feed_forward", partial(moe_weights, names={**MLP, "router.bias": "expert_bias"})),
             GatedShortConvConfig: ("conv", branch_weights),
         }
     ),

@@ -168,14 +168,13 @@ def chunk_scan(
     arrays = {name: array for name, array in operands._asdict().items() if array is not None}
     matrix = None if by_slot else ((None, None, rows, keys), lambda lane, head, tile: (lane, head, tile, 0))
     number, moved = len(arrays) + 2 + by_slot, rows_bytes(inputs.state, lanes)
-    shapes = (lanes, count, places, heads, values), inputs.state.shape
     out, *state = gpu_call(
         partial(chunk_scan_kernel, by_slot=by_slot, fields=tuple(arrays), by_channel=by_channel),
         (lanes, heads, values // rows),
         [*[None] * (2 + by_slot), *(specs[name] for name in arrays), matrix],
-        [value, matrix][: 2 - keep_state],
-        [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
-        aliases={} if keep_state else {number: 1},
+        [(value, result_like((lanes, count, places, heads, values), jnp.float32, inputs.state)), (matrix, number)][
+            : 2 - keep_state
+        ],
         reads={number: moved},
         # With 256 channels, four warps spill 28 bytes of a thread on an L4 and 20 on an A100, eight 20 and none.
         warps=8 if keys > MAX_CORRECTED_KEY and not has_group_products() else 4,
@@ -232,8 +231,7 @@ def chunk_products(
         chunk_products_kernel,
         (lanes, heads, count),
         [None, tokens, tokens],
-        [square] * (1 + both),
-        [result] * (1 + both),
+        [(square, result) for _ in range(1 + both)],
         interpret=interpret,
     )(inputs.lengths, queries, keys)
     return list(products)

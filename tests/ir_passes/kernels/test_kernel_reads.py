@@ -169,8 +169,7 @@ def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
         range_kernel,
         (1,),
         [None] * 4,
-        None,
-        array(x.shape[0], OUT),
+        (None, array(x.shape[0], OUT)),
         interpret=False,
         reads={3: x.shape[0] * MATRIX},
     )
@@ -210,7 +209,7 @@ def test_a_loop_over_the_limit_of_a_context_is_counted() -> None:
     def run(limit: Any, key: Any) -> Any:
         specs = [((1,), lambda lane: (lane,)), ((None, context, size), lambda lane: (lane, 0, 0))]
         out = (None, size), lambda lane: (lane, 0)
-        return gpu_call(whole_context_kernel, (lanes,), specs, out, array(lanes, size), interpret=False)(limit, key)
+        return gpu_call(whole_context_kernel, (lanes,), specs, (out, array(lanes, size)), interpret=False)(limit, key)
 
     result = reads(
         run, (array(lanes, dtype=jnp.int32), array(lanes, context, size)), (np.array([1, 64], np.int32), None)
@@ -241,11 +240,9 @@ def doubled(all_rows: bool) -> KernelReads:
         partial(rows_kernel, all_rows=all_rows),
         (LANES,),
         [None, None],
-        [row, None],
-        [array(LANES, WIDTH), pool],
+        [(row, array(LANES, WIDTH)), (None, 1)],
         interpret=False,
         reads={1: LANES * WIDTH * 4},
-        aliases={1: 1},
     )
     return reads(run, (array(LANES, dtype=jnp.int32), pool), (None, None))
 
@@ -269,7 +266,7 @@ def test_a_store_that_returns_the_old_numbers_loads_them_too(exchange: Any) -> N
     def exchange_kernel(state: Any, out: Any, new: Any) -> None:
         out[...] = exchange(new, slice(None), 2.0 * state[...])
 
-    run = gpu_call(exchange_kernel, (1,), [None], [None, None], [array(WIDTH)] * 2, interpret=False, aliases={0: 1})
+    run = gpu_call(exchange_kernel, (1,), [None], [(None, array(WIDTH)), (None, 0)], interpret=False)
     result = reads(run, (array(WIDTH),), (None,))
     assert (result.loaded, result.stored) == ((2 * 4 * WIDTH,), (4 * WIDTH,) * 2)
 

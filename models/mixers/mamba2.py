@@ -100,7 +100,7 @@ class Mamba2(HeadRecurrence):
         self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, sharded=(shard_outputs(*c.segments),))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
-        self.A_log = decay_rates(rngs, c.heads, heads)
+        self.A_log = decay_rates(rngs, c.heads, sharded=(heads,))
         self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.inner)) if c.norm != "none" else None

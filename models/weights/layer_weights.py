@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm, Wrapped
-from models.layers.initial import OneKey
+from models.layers.initial import ZeroRngs
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.norms import NormConfig
@@ -149,7 +149,7 @@ def branch_weights(
 
 @cache
 def _built_shapes(c: BranchConfig | NormConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
-    layer = nnx.eval_shape(lambda: c.build(hidden, OneKey()))
+    layer = nnx.eval_shape(lambda: c.build(hidden, ZeroRngs()))
     flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
     return {place: variable.get_value().shape for place, variable in flat}
 

@@ -214,8 +214,8 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console with the terminal's width, in files the tables'."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+    """Return a console without markup, with the terminal's width, in files the tables'."""
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width)
 
 
 def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:

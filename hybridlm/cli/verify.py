@@ -111,14 +111,14 @@ def verify(
     console.print(table)
     _print_statements(console, report.found)
     for layer in dict.fromkeys(type(each).__name__ for each in engine.row_arrays.model.without_commit()):
-        console.print(Text(f"\nno step verifies drafts: {layer} does not define commit (docs/adding-a-family.md)"))
+        console.print(f"\nno step verifies drafts: {layer} does not define commit (docs/adding-a-family.md)")
     _print_exchanges(console, report)
     if faults:
         for fault in faults:
             typer.echo(f"\n{fault}", err=True)
         typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
         raise typer.Exit(1)
-    console.print(Text(f"all {table.row_count} steps are {report.summary}"))
+    console.print(f"all {table.row_count} steps are {report.summary}")
     if report.planned and not _printed_fit(console, engine, report):
         raise typer.Exit(1)
 
@@ -162,7 +162,7 @@ def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool
     # A step also has results of its scratch's size: XLA reports them only after compilation.
     fit = fit_of(engine, target.memory, target.platform, max(step.plan.lower_bound for step in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
-        console.print(Text(line))
+        console.print(line)
     return fit.fits
 
 
@@ -190,16 +190,16 @@ def _print_statements(console: Console, rows: Iterable[Any]) -> None:
         groups = (getattr(statement, heading, None) or () for statement in every)
         lines = dict.fromkeys(str(line) for group in groups for line in ((group,) if isinstance(group, str) else group))
         if lines:
-            console.print(Text(f"\n{heading.replace('_', ' ')}:"))
+            console.print(f"\n{heading.replace('_', ' ')}:")
         for line in lines:
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
     for name, lines in report.exchanged.items():
-        console.print(Text(f"\nexchanged by {name}:"))
+        console.print(f"\nexchanged by {name}:")
         for line in lines or ("nothing",):
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
 
 
 def _described(error: Exception) -> str:

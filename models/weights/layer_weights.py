@@ -25,6 +25,8 @@ HEAD_NAMES = {
     "norm": "final_layernorm",
 }
 """Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
+NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+"""Tensors of a gated MLP or an expert under numbers (Llama, Mixtral)."""
 NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
 """Tensors of the gate of a norm."""
 MOE_NAMES = {

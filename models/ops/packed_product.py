@@ -8,15 +8,15 @@ from functools import partial
 from typing import Any, get_args
 
 import jax
+import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32, Shaped
 
 from models.cpu_kernels import INSTRUCTIONS
-from models.ops.kernels import Kernel, RowKernel, combinations
+from models.ops.kernels import Kernel, combinations, cpu_call
 from models.ops.quantised_codes import Codes
-from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, call_result, instruction_number, supports_rows
-from models.sharding.devices import varying_like
+from models.ops.row_product import ANY_ROWS, DTYPES, MORE_ROWS, supports_rows
 
 KINDS: tuple[Codes, ...] = get_args(Codes)
 MORE_PACKED_ROWS = dict.fromkeys(MORE_ROWS, ANY_ROWS)
@@ -78,17 +78,13 @@ def packed_expert_product(
 
 _FORMS = combinations(form=itertools.product(KINDS, DTYPES, INSTRUCTIONS))
 ROW_KERNELS = (
-    RowKernel(packed_product, "lane shared shared shared shared", _FORMS),
-    RowKernel(packed_expert_product, "lane shared shared shared shared lane", _FORMS),
+    (packed_product, "lane shared shared shared shared", _FORMS),
+    (packed_expert_product, "lane shared shared shared shared lane", _FORMS),
 )
 
 
 def _call(name: str, outputs: int, operands: tuple[Array, ...], form: PackedForm) -> Float32[Array, "row out"]:
-    operands, (kind, dtype, instructions) = varying_like(operands, operands), form
-    result = call_result((operands[0].shape[0], outputs), operands[0])
-    return jax.ffi.ffi_call(name, result, vmap_method="sequential")(
-        *operands,
-        kind=np.int64(KINDS.index(kind)),
-        dtype=np.int64(DTYPES.index(dtype)),
-        instructions=instruction_number(instructions),
-    )
+    kind, dtype, instructions = form
+    codes, number = np.int64(KINDS.index(kind)), np.int64(DTYPES.index(dtype))
+    result = (len(operands[0]), outputs), jnp.float32
+    return cpu_call(name, operands, [result], instructions=instructions, kind=codes, dtype=number)[0]

@@ -14,10 +14,10 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, Shaped, UInt8
 
+from models.ops.kernels import fastest
 from models.ops.linear import LinearWeight, dot
 from models.ops.packed_product import KERNEL, PackedForm, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
-from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 MAX_BLOCK_NUMBERS = 1 << 19

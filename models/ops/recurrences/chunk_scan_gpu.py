@@ -188,7 +188,10 @@ def chunk_scan(
 
 
 def scan_with_head_decay(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    """Run a recurrence with a decay per head by chunks, all in kernels but the decays and the delta rule's system."""
+    """Run the chunked form of a recurrence with a decay per head.
+
+    XLA computes the decays and solves the delta rule's system; kernels do the rest.
+    """
     interpret, beta = inputs.devices.interpret, inputs.beta
     g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
     b = None if beta is None else jnp.moveaxis(split(beta, inputs.valid, chunk), 2, 3)

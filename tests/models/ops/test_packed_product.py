@@ -10,12 +10,13 @@ from packed_weights import FORMS, Form, weight_of
 
 from ir_passes import IsolationError, Lane, LaneContract, Shared, prove_isolation
 from models import Devices
+from models.ops.kernels import fastest
 from models.ops.linear import dot, linear
 from models.ops.packed_product import KINDS, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.row_product import MAX_ROWS, MORE_ROWS, fastest, row_product
+from models.ops.row_product import MAX_ROWS, MORE_ROWS, row_product
 
 pytestmark = pytest.mark.cpu_kernels
 

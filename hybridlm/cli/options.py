@@ -47,9 +47,8 @@ EXPECTED = (
 )
 """Errors of input, disk, device or audit; any other is a bug with a traceback."""
 
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
-]
+MODEL = typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
+Model = Annotated[str, MODEL]
 
 
 @dataclass(frozen=True, kw_only=True)

@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import Full, Loading, console_for_table, loads, table_of
+from hybridlm.cli.options import MODEL, Full, Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
@@ -28,10 +28,7 @@ from ir_passes.targets import read_target
 class Subject:
     """A model, its weights and its machine."""
 
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub."),
-    ] = None
+    model: Annotated[str | None, MODEL] = None
     config: Annotated[
         Path | None, typer.Option(help="With --abstract or --target: a config.json; no weights are needed.")
     ] = None

@@ -1,6 +1,7 @@
 """Write the table of steps with packed weights, compiled for an absent GPU, into docs/tables/packed-weights.md.
 
     python scripts/write_packed_steps.py [--models Qwen3.5-35B-A3B] [--schemes bfloat16 nvfp4]
+    python scripts/write_packed_steps.py --sizes    # the table of sizes in memory: a minute, nothing is compiled
 
 Needs the extra target-cuda, and a few minutes on two cores. Replaces the lines between two marks. The exit status is 1
 if a step has a finding.
@@ -52,7 +53,13 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--models", nargs="*", default=["131M"])
     parser.add_argument("--schemes", nargs="*", default=["bfloat16", "int8"])
+    parser.add_argument("--sizes", action="store_true", help="write the table of sizes in memory instead")
     options = parser.parse_args()
+    if options.sizes:
+        from size_table import table as sizes
+
+        replace_lines(PAGE, "sizes in memory", sizes().splitlines())
+        return 0
     table: list[str] = []
     findings: list[str] = []
     warnings.simplefilter("ignore")

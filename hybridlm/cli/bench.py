@@ -9,7 +9,6 @@ from typing import Annotated, Any, get_args, get_type_hints
 import jax
 import typer
 from rich.console import Console
-from rich.text import Text
 
 from hybridlm.bench.engine_side import EngineSide
 from hybridlm.bench.limits import measure_limits
@@ -188,12 +187,10 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
     lm = models[EngineSide.name]
     console = console_for_table()
     device = f"{jax.devices()[0].device_kind}, jax {jax.__version__}"
-    console.print(Text(f"{lm!r} on {device}"))
+    console.print(f"{lm!r} on {device}")
     console.print(
-        Text(
-            f"machine: {limits.read_bytes / 1e9:.1f} GB/s read, {limits.float32_flops / 1e9:.0f} GFLOP/s float32, "
-            f"{limits.bfloat16_flops / 1e9:.0f} GFLOP/s bfloat16"
-        )
+        f"machine: {limits.read_bytes / 1e9:.1f} GB/s read, {limits.float32_flops / 1e9:.0f} GFLOP/s float32, "
+        f"{limits.bfloat16_flops / 1e9:.0f} GFLOP/s bfloat16"
     )
     measured: list[Measured] = []
     left_out = set[str]()
@@ -212,7 +209,7 @@ def _bench_steps(loading: Loading, model: str, work: Work, engines: Engines) -> 
         floors |= {timing.name: floor for timing in timings if timing.name not in floors}
         measured.append(Measured("decode", number, number, timings, floors))
         host = statistics.median(hosts)
-        console.print(Text(f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step"))
+        console.print(f"\n{number} lanes: floor {floor * 1e3:.2f} ms, host {host * 1e3:.2f} ms per step")
         _print_rows(console, measured[-1])
         if work.prefill:
             measured += _measure_texts(console, sides, number, work, left_out)
@@ -280,4 +277,4 @@ def _print_profiles(console: Console, engine: EngineSide, work: Work) -> None:
     for name, parts in profiles.items():
         total = sum(parts.values())
         cells = ", ".join(f"{part} {duration:.2f} ({duration / total:.0%})" for part, duration in parts.items())
-        console.print(Text(f"ms of {name} by part: {cells}"))
+        console.print(f"ms of {name} by part: {cells}")

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import jax
 import typer
-from rich.text import Text
 
 from hybridlm.bench.llama_cpp import LlamaServerSide
 from hybridlm.bench.mixed import MixedRequest, OwnMixedSide, mixed_requests
@@ -137,12 +136,10 @@ def _print(
 ) -> None:
     prompts, completions = (sum(sizes) for sizes in zip(*((len(p), count) for p, count in requests), strict=True))
     console = console_for_table()
-    console.print(Text(f"{lm!r} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
+    console.print(f"{lm!r} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}")
     console.print(
-        Text(
-            f"{len(requests)} requests, {lanes} at a time, {'sampled' if mixed.sampled else 'greedy'}: "
-            f"{prompts:,} tokens of prompts, {completions:,} of completions"
-        )
+        f"{len(requests)} requests, {lanes} at a time, {'sampled' if mixed.sampled else 'greedy'}: "
+        f"{prompts:,} tokens of prompts, {completions:,} of completions"
     )
     table = table_of(
         "mixed",

@@ -6,7 +6,6 @@ from typing import Any
 
 import jax
 import typer
-from rich.text import Text
 
 from hybridlm.bench.start import measure_starts
 from hybridlm.cli.options import console_for_table, table_of, write_json
@@ -23,9 +22,9 @@ def bench_start(model: str, prompt: int, rounds: int, out: Path | None, settings
     spread = f" ({min(totals):.2f}-{max(totals):.2f})" if rounds > 1 else ""
     table.add_row("total", _text(cold["total"]), _text(statistics.median(totals)) + spread, style="bold")
     console = console_for_table()
-    console.print(Text(f"{model} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}"))
+    console.print(f"{model} on {cores()} cores of {jax.devices()[0].device_kind}, jax {jax.__version__}")
     console.print(table)
-    console.print(Text("steps, which are loaded or compiled in threads, in seconds:"))
+    console.print("steps, which are loaded or compiled in threads, in seconds:")
     names = ("trace", "prove", "rewrite", "lower", "compile", "audit", "keep")
     steps = table_of("step", *names, "from the store")
     for step in dict.fromkeys((*cold["steps"], *(step for run in warm for step in run["steps"]))):

@@ -35,8 +35,8 @@ def demo(
         stories = [embedded.story(embedded.UNSEEN[seed * STORIES + i]) for i in range(STORIES)]
         lm = load(embedded.path(), lanes=STORIES)
         console = console_for_table()
-        console.print(Text(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}"))
-        console.print(Text(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n"))
+        console.print(f"{lm!r} on {jax.devices()[0].device_kind}, jax {jax.__version__}")
+        console.print(f"\nThe first of {STORIES} stories:\n{stories[0].prompt}\n")
         prompts = [story.prompt for story in stories]
         answers, rights, lines = list[list[Completion]](), list[int](), list[str]()
         for name, size in (("in one batch", STORIES), ("one by one", 1)):
@@ -49,12 +49,12 @@ def demo(
             lines.append(f"{name}: {_speed(answers[-1], seconds)}; {rights[-1]} of {STORIES} right")
         console.print(_table(stories, *answers))
         for line in lines:
-            console.print(Text(line))
+            console.print(line)
         different = sum(a.token_ids != b.token_ids for a, b in zip(*answers, strict=True))
         if different:
             typer.echo(f"error: {different} of {STORIES} answers differ between the batch and alone", err=True)
             raise typer.Exit(1)
-        console.print(Text(f"all {STORIES} answers are equal, token by token"))
+        console.print(f"all {STORIES} answers are equal, token by token")
         if min(rights) < MIN_RIGHT:
             expected = f"expected at least {MIN_RIGHT}: on this machine the model does not compute what it has learned"
             typer.echo(f"error: {min(rights)} of {STORIES} answers are right, {expected}", err=True)
@@ -75,8 +75,8 @@ def _table(stories: Sequence[embedded.Story], batch: Sequence[Completion], singl
     for story, completion, single in zip(stories, batch, singles, strict=True):
         right = Text("right", "green") if _is_right(story, completion) else Text(f"wrong: {story.answer}", "red")
         equal = Text("yes", "green") if completion.token_ids == single.token_ids else Text("NO", "bold red")
-        texts = (Text((answer.text or "").strip()) for answer in (completion, single))
-        table.add_row(Text(story.question), *texts, right, equal)
+        texts = ((answer.text or "").strip() for answer in (completion, single))
+        table.add_row(story.question, *texts, right, equal)
     return table
 
 

@@ -3,6 +3,7 @@
 # lm_eval is an extra: where it is not installed, its types are not known.
 # pyright: reportMissingImports=false
 
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated
 
@@ -13,20 +14,27 @@ from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 
 
+@dataclass(frozen=True, kw_only=True)
+class EvalTasks:
+    """Tasks and documents of an evaluation."""
+
+    tasks: Annotated[
+        list[str], typer.Option("--tasks", "-t", help="Names or patterns, separated by commas; repeatable.")
+    ]
+    include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None
+    num_fewshot: Annotated[
+        int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None
+    seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0
+
+
 @loads()
 def evaluate(
     loading: Loading,
     *,
     model: Model,
-    tasks: Annotated[
-        list[str], typer.Option("--tasks", "-t", help="Names or patterns, separated by commas; repeatable.")
-    ],
-    include_path: Annotated[Path | None, typer.Option(help="A folder with your own tasks.")] = None,
-    num_fewshot: Annotated[
-        int | None, typer.Option(min=0, help="Examples before each question.", show_default="the task's")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Most documents per task, for a trial run.")] = None,
-    seed: Annotated[int, typer.Option(help="Seed of tasks that sample.")] = 0,
+    work: EvalTasks,
     template: ChatOptions,
     think_end: Annotated[str | None, typer.Option(help="End marker of thoughts, if it is not a known one.")] = None,
     thinking_budget: Annotated[int | None, typer.Option(min=1, help="Most tokens of thoughts.")] = None,
@@ -50,8 +58,8 @@ def evaluate(
 
     from hybridlm.evals import HybridLM
 
-    manager = TaskManager(include_path=None if include_path is None else str(include_path))
-    named = [name.strip() for names in tasks for name in names.split(",") if name.strip()]
+    manager = TaskManager(include_path=None if work.include_path is None else str(work.include_path))
+    named = [name.strip() for names in work.tasks for name in names.split(",") if name.strip()]
     matches = {name: manager.match_tasks([name]) for name in named}
     if missing := [name for name, matching in matches.items() if not matching]:
         raise ValueError(
@@ -59,7 +67,7 @@ def evaluate(
         )
     evaluated = HybridLM(
         loading.load(model),
-        seed=seed,
+        seed=work.seed,
         enable_thinking=template.thinking,
         chat_template_args=variables,
         think_end_token=think_end,
@@ -69,8 +77,8 @@ def evaluate(
         results = simple_evaluate(
             model=evaluated,
             tasks=list(dict.fromkeys(name for matching in matches.values() for name in matching)),
-            num_fewshot=num_fewshot,
-            limit=limit,
+            num_fewshot=work.num_fewshot,
+            limit=work.limit,
             apply_chat_template=template.chat,
             system_instruction=template.system,
             log_samples=samples,

@@ -27,8 +27,8 @@ MAX_TOOLS_BYTES = 16 * MEGABYTE
 
 
 @dataclass(frozen=True, kw_only=True)
-class SamplingOptions(PlainSettings):
-    """Sampling settings, with the others of `SamplingParams` as text."""
+class RequestOptions(PlainSettings):
+    """Sampling settings, with the others of `SamplingParams` as text, tools and the number of completions."""
 
     logprobs: Annotated[int | None, setting("logprobs", note="With --json.")] = None
     prompt_logprobs: Annotated[int | None, setting("prompt_logprobs", note="With --json.")] = None
@@ -49,10 +49,15 @@ class SamplingOptions(PlainSettings):
     ] = None
     regex: Annotated[str | None, typer.Option(help="A regular expression, which completions match.")] = None
     choice: Annotated[list[str] | None, typer.Option(help="A text that completions may be; repeatable.")] = None
+    tools: Annotated[
+        Path | None,
+        typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
+    ] = None
+    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1
 
     def params(self) -> SamplingParams:
         values = asdict(self)
-        for name in ("json_schema", "regex", "choice"):
+        for name in ("json_schema", "regex", "choice", "tools", "n"):
             del values[name]
         stop = [*(values.pop("stop") or ()), *(values.pop("stop_id") or ())]
         bias, bad_words = values.pop("logit_bias"), values.pop("bad_word") or ()
@@ -91,12 +96,7 @@ def generate(
         typer.Option(help='A prompt per line; in a .jsonl file an object with "prompt", "text" or "token_ids".'),
     ] = None,
     chat: ChatOptions,
-    sampling: SamplingOptions,
-    tools: Annotated[
-        Path | None,
-        typer.Option(help="With --chat: functions that the model may call, a JSON file with OpenAI's list of tools."),
-    ] = None,
-    n: Annotated[int, typer.Option("--n", help="Completions per prompt.")] = 1,
+    options: RequestOptions,
     json: Annotated[bool, typer.Option("--json", help="A JSON object per completion.")] = False,
 ) -> None:
     """Continue prompts.
@@ -106,20 +106,20 @@ def generate(
     A checkpoint without a tokenizer takes token ids from a .jsonl file and prints token ids.
     """
     for option in ("logprobs", "prompt_logprobs"):
-        if getattr(sampling, option) is not None and not json:
+        if getattr(options, option) is not None and not json:
             raise typer.BadParameter("is printed with --json only", param_hint=f"--{option.replace('_', '-')}")
-    if sampling.think_end is not None and sampling.thinking_budget is None and not json:
+    if options.think_end is not None and options.thinking_budget is None and not json:
         raise typer.BadParameter("expected --thinking-budget or --json with it", param_hint="--think-end")
     if not chat.chat and any(
-        option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, tools)
+        option is not None for option in (chat.system, chat.thinking, chat.chat_template_kwargs, options.tools)
     ):
         hint = "--system, --enable-thinking, --chat-template-kwargs, --tools"
         raise typer.BadParameter("needs --chat", param_hint=hint)
     # Only the first of several processes has the prompts.
     rows = [] if jax.process_index() else read_prompts(prompts, file)
     variables = json_object(chat.chat_template_kwargs, "--chat-template-kwargs")
-    functions = [] if tools is None else _read_tools(tools)
-    params = sampling.params()
+    functions = [] if options.tools is None else _read_tools(options.tools)
+    params, n = options.params(), options.n
     check_count(n, "n")
     check_settings(params)
     if (lm := loading.leading(model)) is None:

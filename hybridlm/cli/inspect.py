@@ -10,7 +10,6 @@ import jax.numpy as jnp
 import numpy as np
 import typer
 from rich.progress import track
-from rich.text import Text
 
 from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
 from hybridlm.checkpoint.stored_weights import stored_weights
@@ -110,17 +109,9 @@ def _list_weights(model: str) -> None:
         zero, clipped = ("" if count is None else f"{count:,}" for count in (weight.zero_rows, weight.clipped_groups))
         bits = 8 * weight.bytes / max(math.prod(weight.shape), 1)
         shape = " x ".join(map(str, weight.shape))
-        row = (
-            weight.name,
-            weight.stored_as,
-            shape,
-            f"{weight.bytes / 1e6:,.3f}",
-            f"{bits:.2f}",
-            zero,
-            clipped,
-            f"{weight.not_finite:,}",
-        )
-        table.add_row(*map(Text, row), style="red" if weight.lost or weight.not_finite else None)
+        counts = f"{weight.bytes / 1e6:,.3f}", f"{bits:.2f}", zero, clipped, f"{weight.not_finite:,}"
+        style = "red" if weight.lost or weight.not_finite else None
+        table.add_row(weight.name, weight.stored_as, shape, *counts, style=style)
     console_for_table(200).print(table)
     typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
     if wrong:

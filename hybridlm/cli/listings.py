@@ -5,7 +5,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-from rich.text import Text
 
 from hybridlm.cli.options import Debug, Full, Loading, Model, console_for_table, loads, reported, table_of
 from hybridlm.prefix_cache.budget import to_bytes
@@ -30,8 +29,7 @@ def list_steps(folder: Folder = None, debug: Debug = False) -> None:
         for file, header in entries:
             used = time.strftime("%Y-%m-%d %H:%M", time.localtime(file.used))
             label, seconds = ("damaged, or another's", 0.0) if header is None else (header.label, header.seconds)
-            row = (label, f"{file.bytes / 1e6:,.1f}", f"{seconds:.1f} s", used, file.name[:12])
-            table.add_row(*map(Text, row))
+            table.add_row(label, f"{file.bytes / 1e6:,.1f}", f"{seconds:.1f} s", used, file.name[:12])
         console_for_table().print(table)
         total = sum(file.bytes for file, _ in entries)
         typer.echo(f"{store.directory}: {len(entries)} steps, {total / 1e6:,.1f} of {store.max_bytes / 1e6:,.0f} MB")
@@ -67,7 +65,7 @@ def list_families(debug: Debug = False) -> None:
         table = table_of("family", "model types", "origin", "state", text_columns=4, overflow="fold")
         for family, origin in families().items():
             state = "\n".join(family.state_formulas())
-            table.add_row(*map(Text, (family.name, "\n".join(family.model_types), origin, state)))
+            table.add_row(family.name, "\n".join(family.model_types), origin, state)
         console_for_table().print(table)
         typer.echo("wrappers: " + ", ".join(name for wrapper in WRAPPERS for name in wrapper.model_types))
 
@@ -92,7 +90,7 @@ def warmup(
     origins = lm.engine.programs.origins
     for shape, origin in origins.items():
         where = "from the store" if origin.stored else "compiled"
-        table.add_row(*map(Text, (str(shape), where, f"{sum(origin.seconds.values()):.2f}")))
+        table.add_row(str(shape), where, f"{sum(origin.seconds.values()):.2f}")
     console_for_table().print(table)
     compiled = sum(not origin.stored for origin in origins.values())
     typer.echo(f"{len(origins)} steps are ready, {compiled} of them were compiled")

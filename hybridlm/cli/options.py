@@ -47,9 +47,8 @@ EXPECTED = (
 )
 """Errors of input, disk, device or audit; any other is a bug with a traceback."""
 
-Model = Annotated[
-    str, typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
-]
+MODEL = typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub.")
+Model = Annotated[str, MODEL]
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -214,8 +213,8 @@ def _logged() -> Iterator[None]:
 
 
 def console_for_table(width: int = 120) -> Console:
-    """Return a console with the terminal's width, in files the tables'."""
-    return Console(highlight=False, width=None if sys.stdout.isatty() else width)
+    """Return a console without markup, with the terminal's width, in files the tables'."""
+    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else width)
 
 
 def table_of(*headings: str, text_columns: int = 1, title: str | None = None, **columns: Any) -> Table:

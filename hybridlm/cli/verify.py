@@ -10,7 +10,7 @@ from rich.console import Console
 from rich.text import Text
 
 from hybridlm.checkpoint.quantise import Recipe
-from hybridlm.cli.options import Full, Loading, console_for_table, loads, table_of
+from hybridlm.cli.options import MODEL, Full, Loading, console_for_table, loads, table_of
 from hybridlm.cli.quantise import GroupSize, Head, Mixers, Scheme
 from hybridlm.cli.verify_report import Cells, VerifyReport, verify_target
 from hybridlm.devices.mesh import abstract_mesh
@@ -28,10 +28,7 @@ from ir_passes.targets import read_target
 class Subject:
     """A model, its weights and its machine."""
 
-    model: Annotated[
-        str | None,
-        typer.Option("--model", "-m", help="Checkpoint directory, GGUF file, or the id of a model on the Hub."),
-    ] = None
+    model: Annotated[str | None, MODEL] = None
     config: Annotated[
         Path | None, typer.Option(help="With --abstract or --target: a config.json; no weights are needed.")
     ] = None
@@ -111,14 +108,14 @@ def verify(
     console.print(table)
     _print_statements(console, report.found)
     for layer in dict.fromkeys(type(each).__name__ for each in engine.row_arrays.model.without_commit()):
-        console.print(Text(f"\nno step verifies drafts: {layer} does not define commit (docs/adding-a-family.md)"))
+        console.print(f"\nno step verifies drafts: {layer} does not define commit (docs/adding-a-family.md)")
     _print_exchanges(console, report)
     if faults:
         for fault in faults:
             typer.echo(f"\n{fault}", err=True)
         typer.echo(f"\nerror: {len(faults)} of {table.row_count} steps failed", err=True)
         raise typer.Exit(1)
-    console.print(Text(f"all {table.row_count} steps are {report.summary}"))
+    console.print(f"all {table.row_count} steps are {report.summary}")
     if report.planned and not _printed_fit(console, engine, report):
         raise typer.Exit(1)
 
@@ -162,7 +159,7 @@ def _printed_fit(console: Console, engine: Engine, report: VerifyReport) -> bool
     # A step also has results of its scratch's size: XLA reports them only after compilation.
     fit = fit_of(engine, target.memory, target.platform, max(step.plan.lower_bound for step in report.found), None)
     for line in (f"on each {target.device_kind}:", *fit.lines):
-        console.print(Text(line))
+        console.print(line)
     return fit.fits
 
 
@@ -190,16 +187,16 @@ def _print_statements(console: Console, rows: Iterable[Any]) -> None:
         groups = (getattr(statement, heading, None) or () for statement in every)
         lines = dict.fromkeys(str(line) for group in groups for line in ((group,) if isinstance(group, str) else group))
         if lines:
-            console.print(Text(f"\n{heading.replace('_', ' ')}:"))
+            console.print(f"\n{heading.replace('_', ' ')}:")
         for line in lines:
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
 
 
 def _print_exchanges(console: Console, report: VerifyReport) -> None:
     for name, lines in report.exchanged.items():
-        console.print(Text(f"\nexchanged by {name}:"))
+        console.print(f"\nexchanged by {name}:")
         for line in lines or ("nothing",):
-            console.print(Text(f"  {line}"))
+            console.print(f"  {line}")
 
 
 def _described(error: Exception) -> str:

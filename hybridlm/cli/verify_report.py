@@ -165,21 +165,21 @@ def _print(report: TargetReport, console: Console) -> None:
         table.add_row(step.name, *_cells(step))
     console.print(table)
     for line in () if report.fit is None else report.fit.lines:
-        console.print(Text(line))
+        console.print(line)
     for why in dict.fromkeys(step.certificate.not_audited for step in report.steps if step.certificate is not None):
         if why is not None:
-            console.print(Text(f"not audited: {why}"))
+            console.print(f"not audited: {why}")
     for step in report.steps:
         if step.uncounted:
-            console.print(Text(f"{step.name}: reads of {', '.join(step.uncounted)} are as declared, not counted"))
+            console.print(f"{step.name}: reads of {', '.join(step.uncounted)} are as declared, not counted")
         for kernel in step.spilling:
             numbers = f"{kernel.spilled} bytes of {kernel.registers} registers of each of {kernel.threads} threads"
-            console.print(Text(f"{step.name}: {kernel.name} stores {numbers} to memory"))
+            console.print(f"{step.name}: {kernel.name} stores {numbers} to memory")
     took = sum(step.certificate.seconds.compile for step in report.steps if step.certificate is not None)
-    console.print(Text(f"XLA compiled for {took:.0f} s"))
+    console.print(f"XLA compiled for {took:.0f} s")
     stored = sum(step.reused for step in report.steps)
     if stored:
-        console.print(Text(f"{stored} of {len(report.steps)} steps were compiled by an earlier process"))
+        console.print(f"{stored} of {len(report.steps)} steps were compiled by an earlier process")
     for step in report.steps:
         for fault in step.faults:
             typer.echo(f"\n{step.name}: {fault}", err=True)

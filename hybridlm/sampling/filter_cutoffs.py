@@ -47,22 +47,20 @@ def ordered(x: Float32[Array, "*place"]) -> UInt32[Array, "*place"]:
     return jnp.where(bits >= sign, ~bits, bits | sign)
 
 
-def filter_cutoffs_kernel(
-    index: Any, temperature: Any, top_k: Any, top_p: Any, highest: Any, logits: Any, sums: Any, *state: Any, block: int
-) -> None:
+def filter_cutoffs_kernel(*refs: Any, block: int) -> None:
     """Find a digit of one lane's cutoff, and sum a part of its logits.
 
     Args:
-        index: int32 [1], of the pass: `PASSES` for top_k, as many for top_p, and one without sums.
-        logits: [vocab], of this lane.
-        sums: [part, digit value], of this lane's previous pass; the first pass reads no state.
-        state: `STATE` of this instance, [1] each; the new sums, [digit value], of this part; and the new `STATE`. The
-            digits of the last pass are `ordered` of the cutoff.
+        refs: index of the pass, int32 [1]: `PASSES` for top_k, as many for top_p, and one without sums; temperature,
+            top_k, top_p and highest logit, [lane] each; logits [vocab] of this lane; sums [part, digit value] of this
+            lane's previous pass; `STATE` of this instance, [1] each, not read by the first pass. Results: the new sums
+            [digit value] of this part, and the new `STATE`. The digits of the last pass are `ordered` of the cutoff.
         block: logits per read.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    old_cutoff, old_of_k, old_needed, new_sums, *results = state
+    index, temperature, top_k, top_p, highest, logits, sums, *refs_of_state = refs
+    old_cutoff, old_of_k, old_needed, new_sums, *results = refs_of_state
     lane, part, vocab = pl.program_id(0), pl.program_id(1), logits.shape[0]
     number, top = index[0], highest[lane]
     k, p, heat = top_k[lane], top_p[lane], temperature[lane]
@@ -205,8 +203,10 @@ def _by_kernel(
         partial(filter_cutoffs_kernel, block=block),
         (lanes, parts),
         [*[None] * 5, of_lane, sums, *[number] * len(STATE)],
-        [new_sums, *[number] * len(STATE)],
-        [result_like(shape, dtype, logits) for shape, dtype in shapes],
+        [
+            (spec, result_like(shape, dtype, logits))
+            for spec, (shape, dtype) in zip([new_sums, *[number] * len(STATE)], shapes, strict=True)
+        ],
         warps=16,
         interpret=interpret,
     )

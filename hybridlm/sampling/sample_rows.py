@@ -15,9 +15,7 @@ from jaxtyping import Float32, Int32, UInt32
 from ir_passes import Lane, rowwise
 from ir_passes.jaxpr import jax_private
 from models.cpu_kernels import INSTRUCTIONS
-from models.ops.kernels import Kernel, combinations
-from models.ops.row_product import call_result, instruction_number
-from models.sharding.devices import varying_like
+from models.ops.kernels import Kernel, combinations, cpu_call
 
 TARGET = "hybridlm_sample_rows"
 
@@ -48,9 +46,8 @@ def sample_rows(
     Args:
         keys: threefry2x32 key words.
     """
-    operands = varying_like((logits, temperature, top_k, top_p, min_p, keys), logits)
-    call = jax.ffi.ffi_call(TARGET, call_result(temperature.shape, logits, jnp.int32), vmap_method="sequential")
-    return call(*operands, instructions=instruction_number(instructions))
+    operands = logits, temperature, top_k, top_p, min_p, keys
+    return cpu_call(TARGET, operands, [(temperature.shape, jnp.int32)], instructions=instructions)[0]
 
 
 rowwise(sample_rows, inputs=(Lane(),) * 6, static=combinations(instructions=INSTRUCTIONS))

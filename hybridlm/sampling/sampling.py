@@ -18,8 +18,8 @@ from jaxtyping import Bool, Float32, Int32, UInt32
 from hybridlm.sampling.filter_cutoffs import filter_cutoffs, ordered
 from hybridlm.sampling.sample_rows import KERNEL as SAMPLE_ROWS
 from hybridlm.sampling.sample_rows import sample_rows
+from models.ops.kernels import fastest
 from models.ops.layout import materialize
-from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 HostOrDevice = Array | np.ndarray

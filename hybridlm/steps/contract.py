@@ -94,8 +94,8 @@ def kernel_calls(slots: SlotMap | None = None, pages: PageTable | None = None) -
 
 
 for _module in (expert_dot, quantised_experts, row_product, packed_product):
-    for _kernel in _module.ROW_KERNELS:
-        rowwise(_kernel.function, _entries(_kernel.operands), static=_kernel.static)
+    for _function, _operands, _static in _module.ROW_KERNELS:
+        rowwise(_function, _entries(_operands), static=_static)
 
 
 def step_contract(verifying: bool, arrays: Any, slots: SlotMap, pages: PageTable | None) -> LaneContract:

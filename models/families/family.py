@@ -12,7 +12,7 @@ from flax import nnx
 from models.decoder.decoder import BranchConfig, Decoder, DecoderConfig
 from models.decoder.mtp import MtpDecoder
 from models.families.architectures import text_classes
-from models.layers.initial import OneKey
+from models.layers.initial import ZeroRngs
 from models.mixers.samples import samples
 from models.state.state import state_size
 from models.weights.sources import Weight
@@ -79,11 +79,11 @@ class Family:
         return Decoder(config, rngs) if config.head is None else MtpDecoder(config, rngs)
 
     def abstract(self, config: DecoderConfig) -> Decoder:
-        return nnx.eval_shape(lambda: self.build(config, OneKey()))
+        return nnx.eval_shape(lambda: self.build(config, ZeroRngs()))
 
     def state_formulas(self) -> list[str]:
         """Return the bytes of each state array by dimension names, caches in bfloat16."""
-        layers = nnx.eval_shape(lambda: [mixer.build(1, OneKey()) for mixer in self.mixers])
+        layers = nnx.eval_shape(lambda: [mixer.build(1, ZeroRngs()) for mixer in self.mixers])
         *lines, _ = state_size(layers, jnp.bfloat16).lines
         return [
             line.removeprefix("1 x ").partition(" = ")[0] + (" per token" if line.endswith("per token") else "")

@@ -68,7 +68,7 @@ weights = partial(
         {
             Mamba1Config: ("mamba", mamba1_weights),
             MlpConfig: ("feed_forward", branch_weights),
-            MoeConfig: ("feed_forward", partial(moe_weights, router="router")),
+            MoeConfig: ("feed_forward", partial(moe_weights, names={"router": "router"})),
         }
     ),
     norms=("input_layernorm", "pre_ff_layernorm"),

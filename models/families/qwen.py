@@ -166,7 +166,7 @@ def gated_delta_net_weights(c: GatedDeltaNetConfig, hidden: int, path: Path, nam
     return branch_weights(c, hidden, path, name, adapted=adapted)
 
 
-EXPERTS = "mlp", partial(moe_weights, shared="shared_expert")
+EXPERTS = "mlp", partial(moe_weights, names={"shared_expert": "shared_expert"})
 """Name and parameters of an MoE layer, for `by_kind`."""
 
 

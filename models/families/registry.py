@@ -22,7 +22,6 @@ from models.families.linear_attention.gigachat3_5 import GIGACHAT3_5
 from models.families.linear_attention.kimi_linear import KIMI_LINEAR
 from models.families.linear_attention.minimax import MINIMAX
 from models.families.mamba.mamba import FALCON_MAMBA, MAMBA
-from models.families.missing import missing_parts
 from models.families.nemotron_h import MAMBA2, NEMOTRON_H
 from models.families.olmo_hybrid import OLMO_HYBRID
 from models.families.qwen3_5 import QWEN3_5, QWEN3_5_MOE
@@ -59,6 +58,13 @@ FAMILIES = (
 )
 
 
+MISSING: Mapping[str, str] = {
+    "glm5_next": "attention over indexed positions and several residual streams (mHC)",
+    "inkling": "short convolutions inside attention, relative biases and block attention residuals",
+    "zaya": "convolutions over compressed keys and values (CCA)",
+    "recurrent_gemma": "the recurrence RG-LRU",
+}
+"""`model_type` of a refused family -> missing parts (transformers 5.24, vLLM and SGLang of 2026-11)."""
 GROUP = "hybridlm.families"
 """Entry-point group of other distributions: each is a `Family`, or several."""
 BUILT_IN = "built in"
@@ -174,7 +180,8 @@ def _text_family(config: Mapping[str, Any]) -> Family:
     classes = [name for _, name in named_classes(config)]
     kind = f"model_type {model_type!r}" if model_type is not None else "no model_type"
     kind += f" and the class {classes[0]!r:.200}" if classes else ""
-    kind += missing_parts(model_type)
+    missing = MISSING.get(str(model_type).removesuffix("_text"))
+    kind += "" if missing is None else f", which needs {missing}; this is not implemented"
     raise UnsupportedModel(f"config.json has {kind}; supported are: {supported}{_similar(model_type, classes)}")
 
 

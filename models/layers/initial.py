@@ -1,6 +1,5 @@
 """Parameters of layers: random initial values, and shard specs as metadata."""
 
-import jax
 import jax.numpy as jnp
 from flax import nnx
 from jax import Array
@@ -18,18 +17,25 @@ def sharded_dims_of(variable: nnx.Variable) -> tuple[ShardedDim, ...]:
     return variable.get_metadata("sharded", ())
 
 
-def decay_rates(rngs: nnx.Rngs, heads: int, sharded: ShardedDim) -> nnx.Param:
-    """Sample the logarithm of each head's decay rate (`A_log` of checkpoints), float32."""
-    return parameter(jnp.log(jax.random.uniform(rngs.params(), (heads,), minval=0.5, maxval=4.0)), sharded)
+def decay_rates(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
+    """Sample the logarithm of decay rates, of heads or channels (`A_log` of checkpoints), float32."""
+    return parameter(jnp.log(rngs.params.uniform(shape, minval=0.5, maxval=4.0)), *sharded)
 
 
 def matrix(rngs: nnx.Rngs, *shape: int, sharded: tuple[ShardedDim, ...] = ()) -> nnx.Param:
     """Sample normal float32 values with variance 1 / fan-in (the last dimension)."""
-    return parameter(jax.random.normal(rngs.params(), shape) * shape[-1] ** -0.5, *sharded)
+    return parameter(rngs.params.normal(shape) * shape[-1] ** -0.5, *sharded)
 
 
-class OneKey(nnx.Rngs):
-    """A single key for all abstract parameters: counters of `nnx.Rngs` are slow to trace."""
+class ZeroRngs(nnx.Rngs):
+    """Zeros for all abstract parameters: random numbers are slow to trace."""
 
-    def params(self) -> Array:
-        return jax.random.key(0)
+    @property
+    def params(self) -> "ZeroRngs":
+        return self
+
+    def normal(self, shape: tuple[int, ...]) -> Array:
+        return jnp.zeros(shape, jnp.float32)
+
+    def uniform(self, shape: tuple[int, ...], minval: float, maxval: float) -> Array:
+        return jnp.zeros(shape, jnp.float32)

@@ -88,7 +88,7 @@ class GatedDeltaNet(DeltaRule):
         self.in_proj_b = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
         self.in_proj_a = matrix(rngs, c.value_heads, hidden, sharded=(heads,))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
-        self.A_log = decay_rates(rngs, c.value_heads, heads)
+        self.A_log = decay_rates(rngs, c.value_heads, sharded=(heads,))
         self.dt_bias = parameter(jnp.ones((c.value_heads,), jnp.float32), heads)
         self.norm = nnx.Param(jnp.full((c.value_size,), 1.0 - c.norm_offset, jnp.float32))
         self.out_proj = matrix(rngs, hidden, c.value_width, sharded=(shard_inputs(values),))

@@ -86,7 +86,7 @@ class KimiDeltaAttention(DeltaRule):
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.decay = GateProjection(c.segment, c.bottleneck, hidden, rngs, config.devices)
         self.in_proj_b = matrix(rngs, c.heads, hidden, sharded=(heads,))
-        self.A_log = decay_rates(rngs, c.heads, heads)
+        self.A_log = decay_rates(rngs, c.heads, sharded=(heads,))
         self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.segment))
         self.gate = GateProjection(c.segment, c.bottleneck, hidden, rngs, config.devices)
         self.norm = nnx.Param(jnp.ones((c.head_size,), jnp.float32))

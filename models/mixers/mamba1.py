@@ -8,7 +8,7 @@ import jax.numpy as jnp
 from flax import nnx
 from jax import Array, lax
 
-from models.layers.initial import matrix, parameter
+from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import rms_norm
 from models.layers.short_conv import layer_conv
 from models.mixers.recurrent import Inner, Recurrent
@@ -74,9 +74,7 @@ class Mamba1(Recurrent):
         self.x_proj = matrix(rngs, sum(c.parts), c.width)
         self.dt_proj = matrix(rngs, c.width, c.rank)
         self.dt_bias = parameter(jnp.ones((c.width,), jnp.float32))
-        self.A_log = parameter(
-            jnp.log(jax.random.uniform(rngs.params(), (c.width, c.state_size), minval=0.5, maxval=4.0))
-        )
+        self.A_log = decay_rates(rngs, c.width, c.state_size)
         self.D = parameter(jnp.ones((c.width,), jnp.float32))
         self.dt_norm, self.b_norm, self.c_norm = (
             parameter(jnp.ones((size,), jnp.float32)) if c.norms == "weighted" else None for size in c.parts

@@ -2,7 +2,7 @@
 
 import math
 from dataclasses import dataclass
-from typing import Literal, NamedTuple
+from typing import Literal
 
 import jax
 import jax.numpy as jnp
@@ -14,7 +14,7 @@ from jaxtyping import Float32
 from models.layers.initial import decay_rates, matrix, parameter
 from models.layers.norms import grouped_rms_norm
 from models.layers.short_conv import layer_conv
-from models.mixers.recurrent import HeadOutputs, HeadRecurrence, Inner
+from models.mixers.recurrent import Channels, HeadOutputs, HeadRecurrence, Inner
 from models.ops.float32 import silu
 from models.ops.linear import linear
 from models.ops.recurrences.recurrence import RecurrenceInputs
@@ -78,16 +78,8 @@ class Mamba2Config:
         return Mamba2(self, hidden, rngs)
 
 
-class Mamba2Tokens(NamedTuple):
-    """Per-token inputs of short convolution and recurrence, independent of the state.
-
-    Attributes:
-        conv: inputs of the convolution, channels [x | B | C].
-        step: time step of each head, at least 0.
-    """
-
-    conv: Float32[Array, "lane token channel"]
-    step: Float32[Array, "lane token value_head"]
+Mamba2Tokens = tuple[Channels, Float32[Array, "lane token value_head"]]
+"""Inputs of the convolution, channels [x | B | C], and the time step of each head, at least 0."""
 
 
 class Mamba2(HeadRecurrence):
@@ -100,7 +92,7 @@ class Mamba2(HeadRecurrence):
         self.in_proj = matrix(rngs, c.width + c.channels + c.heads, hidden, sharded=(shard_outputs(*c.segments),))
         self.conv1d = matrix(rngs, c.channels, 1, c.kernel, sharded=(channels,))
         self.conv_bias = parameter(jnp.zeros((c.channels,), jnp.float32), channels) if c.conv_bias else None
-        self.A_log = decay_rates(rngs, c.heads, heads)
+        self.A_log = decay_rates(rngs, c.heads, sharded=(heads,))
         self.dt_bias = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.D = parameter(jnp.ones((c.heads,), jnp.float32), heads)
         self.norm = parameter(jnp.ones((c.width,), jnp.float32), shard_outputs(c.inner)) if c.norm != "none" else None
@@ -121,25 +113,26 @@ class Mamba2(HeadRecurrence):
         low, high = c.step_limits
         if low > 0.0 or high < math.inf:
             step = jnp.clip(step, low, high)
-        return Mamba2Tokens(conv, step), z
+        return (conv, step), z
 
     def recur(
         self, tokens: Mamba2Tokens, info: LaneInfo, state: ConvRecurrentState
     ) -> tuple[HeadOutputs, ConvRecurrentState]:
         c = self.config
-        lanes, length, _ = tokens.conv.shape
+        inputs_of_conv, step = tokens
+        lanes, length, _ = inputs_of_conv.shape
         bias = None if self.conv_bias is None else self.conv_bias[...]
-        mixed, conv = layer_conv(tokens.conv, self.conv1d[...], state.conv, info, bias, c.devices)
+        mixed, conv = layer_conv(inputs_of_conv, self.conv1d[...], state.conv, info, bias, c.devices)
         # The bias makes the inputs of padding tokens nonzero.
         mixed = jnp.where(info.valid[:, :, None], mixed, 0.0)
         value, key, query = jnp.split(mixed, [c.width, c.width + c.groups * c.state_size], axis=-1)
         key, query = (part.reshape((lanes, length, c.groups, c.state_size)) for part in (key, query))
         value = value.reshape((lanes, length, c.heads, c.head_size))
-        log_decay = -jnp.exp(self.A_log[...])[None, None] * tokens.step
+        log_decay = -jnp.exp(self.A_log[...])[None, None] * step
         inputs = RecurrenceInputs(
             query, key, value, log_decay, state.recurrent, info.valid, info.fresh, devices=c.devices, slots=info.slots
         )
-        out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=(tokens.step, self.D[...]))
+        out, recurrent = ssd(inputs, keep_state=info.verifying, surroundings=(step, self.D[...]))
         return out, ConvRecurrentState(conv, recurrent)
 
     def gated(self, mixed: HeadOutputs, gate: Inner) -> Inner:

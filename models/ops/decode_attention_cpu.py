@@ -12,8 +12,8 @@ import jax.numpy as jnp
 from jax import Array
 from jaxtyping import Float32
 
-from models.ops.kernels import Kernel, PoolKernel
-from models.ops.row_product import DTYPES, instruction_number
+from models.ops.kernels import Kernel, PoolKernel, cpu_call
+from models.ops.row_product import DTYPES
 from models.state.pages import Pages
 from models.state.shapes import KeyCache, Lengths, Positions, ValueCache
 from models.state.state import name_dims
@@ -92,13 +92,10 @@ def decode_attention_cpu(
     # An operand: one program for all windows.
     window_size = jnp.int32(window or 0)
     operands = [pages, lengths, positions, window_size, q, k, *([] if v is None else [v]), *arrays]
-    types = [jax.ShapeDtypeStruct(array.shape, array.dtype) for array in arrays]
-    out, *updated = jax.ffi.ffi_call(
-        LATENT_ATTENTION if v is None else ATTENTION,
-        [jax.ShapeDtypeStruct((*q.shape[:3], value_size), jnp.float32), *types],
-        vmap_method="sequential",
-        input_output_aliases={len(operands) - len(arrays) + k: 1 + k for k in range(len(arrays))},
-    )(*operands, instructions=instruction_number(instructions))
+    target, first = LATENT_ATTENTION if v is None else ATTENTION, len(operands) - len(arrays)
+    results = [((*q.shape[:3], value_size), jnp.float32), *((array.shape, array.dtype) for array in arrays)]
+    aliases = {first + k: 1 + k for k in range(len(arrays))}
+    out, *updated = cpu_call(target, operands, results, aliases=aliases, instructions=instructions)
     return out, jax.tree.unflatten(tree, updated)
 
 

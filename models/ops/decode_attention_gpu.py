@@ -97,35 +97,22 @@ def part_turns(last: Any, part: Any, parts: int, block: int) -> Any:
     return lax.div(visited - part + np.int32(parts - 1), np.int32(parts))
 
 
-def decode_attention_kernel(
-    table: Any,
-    limit: Any,
-    query: Any,
-    key: Any,
-    *rest: Any,
-    parts: int,
-    block: int,
-    sizes: tuple[int, ...],
-    value_size: int,
-    window: int | None,
-) -> None:
+def decode_attention_kernel(*refs: Any, parts: int, block: int, window: int | None) -> None:
     """Attend from a tile of rows to one part of the positions.
 
     Args:
-        table: int32[lane, block].
-        limit: int32[row], last visible position, or -1.
-        query: [row, key].
-        rest: values, unless keys hold them. Results: largest score [row], sum of exponentials [row], weighted values
+        refs: page table, int32[lane, block]; last visible position or -1, int32[row]; queries [row, key]; in full, keys
+            and values, unless keys hold them. Results: largest score [row], sum of exponentials [row], weighted values
             [row, value].
         parts: of a lane's blocks.
         block: positions of an iteration, a divisor of a page's.
-        sizes: of the loads of a key.
-        value_size: numbers of a value.
         window: visible positions of a row; None for all.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    value, (top_out, total_out, out) = (key if len(rest) == 3 else rest[0]), rest[-3:]
+    table, limit, query, key, *values, top_out, total_out, out = refs
+    value, value_size = values[0] if values else key, out.shape[-1]
+    sizes = key_parts(query.shape[-1], value_size, value is key)
     lane, head, part = pl.program_id(0), pl.program_id(1), pl.program_id(3)
     in_page = KV_BLOCK // block
     blocks = table.shape[1] * in_page
@@ -210,8 +197,10 @@ def _merged(
         merge_parts_kernel,
         (lanes, heads, rows, value // columns),
         [of_row, of_parts(), of_parts(), of_parts(columns)],
-        ((None, None, None, columns), lambda *indices: indices),
-        result_like((lanes, heads, rows, value), jnp.float32, parts[2]),
+        (
+            ((None, None, None, columns), lambda *indices: indices),
+            result_like((lanes, heads, rows, value), jnp.float32, parts[2]),
+        ),
         interpret=interpret,
     )(limit, *parts)
 
@@ -247,19 +236,19 @@ def decode_attention(
         return (None, None, *sizes), lambda lane, head, tile, part: (lane, head, tile, *(0 for _ in sizes[1:]))
 
     def result(*sizes: int) -> Any:
-        shape = None, None, None, *sizes
-        return shape, lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:]))
+        spec = (
+            (None, None, None, *sizes),
+            lambda lane, head, tile, part: (lane, head, part, tile, *(0 for _ in sizes[1:])),
+        )
+        return spec, result_like((lanes, kv_heads, parts, tiles * sizes[0], *sizes[1:]), jnp.float32, key)
 
     caches = [key] if value is None else [key, value]
     written = power_of_two(tile)
-    shapes = (written,), (written,), (written, value_size)
-    loads = key_parts(size, value_size, value is None)
     results = gpu_call(
-        partial(decode_attention_kernel, parts=parts, block=block, sizes=loads, value_size=value_size, window=window),
+        partial(decode_attention_kernel, parts=parts, block=block, window=window),
         (lanes, kv_heads, tiles, parts),
         [None, ((None, tile), lambda lane, head, tile, part: (lane, tile)), cut(tile, size), *(None for _ in caches)],
-        [result(*shape) for shape in shapes],
-        [result_like((lanes, kv_heads, parts, tiles * first, *rest), jnp.float32, key) for first, *rest in shapes],
+        [result(written), result(written), result(written, value_size)],
         warps=8 if count * value_size * min(2, bfloat16_terms(key.dtype)) > 4096 else 4,
         stages=stages,
         interpret=interpret,

@@ -16,7 +16,7 @@ from jaxtyping import Bool, Float, Float32, Int32
 
 from models.ops.expert_rows import KERNEL, expert_rows
 from models.ops.float32 import full_einsum
-from models.ops.kernels import MODES, RowKernel, combinations
+from models.ops.kernels import MODES, combinations
 from models.ops.quantised_weight import QuantisedWeight
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
@@ -69,7 +69,7 @@ _FORMS = (
     *combinations(devices=PRODUCT_DEVICES),
     *combinations(devices=GATING_DEVICES, gated=(True,)),
 )
-ROW_KERNELS = (RowKernel(expert_dot, "lane shared lane", _FORMS),)
+ROW_KERNELS = ((expert_dot, "lane shared lane", _FORMS),)
 
 
 def grouped_product(

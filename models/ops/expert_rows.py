@@ -41,37 +41,23 @@ def supports(weight: Any, gated: bool = False) -> bool:
 KERNEL = Kernel("expert_rows_kernel", "gpu", supports)
 
 
-def expert_rows_kernel(
-    expert: Any,
-    order: Any,
-    x: Any,
-    *refs: Any,
-    segment: int,
-    rows: int,
-    columns: int,
-    terms: int,
-    choices: int,
-    gated: bool,
-    weight: Any,
-) -> None:
+def expert_rows_kernel(*refs: Any, segment: int, rows: int, columns: int, terms: int, weight: Any) -> None:
     """Multiply the rows of a segment's experts by some columns of their matrices.
 
     Args:
-        expert: int32[row], in full, ascending; the number of experts for no expert.
-        order: int32[row], in full: place of each row in the result.
-        x: [place // choices, in], in full, in the dtype of the weights, or float32.
-        refs: in full, the weight's arrays [expert, out, in], and the result [place, out], zero for rows without an
-            expert; perhaps with further places.
+        refs: in full: ascending experts, int32[row], the number of experts for no expert; place of each row in the
+            result, int32[row]; x [place // choices, in], in the dtype of the weights, or float32; the weight's arrays
+            [expert, out, in], or [expert, gate and out, in]; the result [place, out], zero for rows without an expert;
+            perhaps with further places.
         segment: sorted rows of experts that begin in it.
         rows, columns: size of one product.
         terms: terms that one iteration sums.
-        choices: adjacent places with one row of x.
-        gated: as for `expert_dot`.
     """
     from jax.experimental import pallas as pl  # takes a while to import
 
-    *arrays, out = refs
+    expert, order, x, *arrays, out = refs
     count, none, inputs = order.shape[0], arrays[0].shape[0], x.shape[1]
+    choices, gated = count // x.shape[0], arrays[0].shape[1] > out.shape[1]
     first = pl.program_id(1) * columns
     column = first + lax.broadcasted_iota(jnp.int32, (1, columns), 1)
     starts = (first, first + out.shape[1]) if gated else (first,)
@@ -137,7 +123,7 @@ def expert_rows(
 ) -> Float32[Array, "row *choice result"]:
     """Multiply rows by their experts' matrices; arguments as for `expert_dot`."""
     count, experts = expert.size, weight.shape[0]
-    choices, outputs = count // len(x), weight.shape[1] // (1 + gated)
+    outputs = weight.shape[1] // (1 + gated)
     rows = tile_rows(count, experts)
     segment = 1 << max(0, (count // (SEGMENTS * experts)).bit_length() - 1)
     pairs = lax.sort((expert.reshape(-1), jnp.arange(count, dtype=jnp.int32)), num_keys=1, is_stable=True)
@@ -153,14 +139,11 @@ def expert_rows(
     reads = matrix_reads(count, rows, experts)
     sizes = [array.size * array.dtype.itemsize // experts for array in arrays]
     rounded = x if count <= MAX_ROUNDED_ROWS else x.astype(weight.dtype)
-    sizes_of_tiles = {"segment": segment, "rows": rows, "columns": columns, "terms": terms}
-    kernel = partial(expert_rows_kernel, **sizes_of_tiles, choices=choices, gated=gated, weight=tree)
     product = gpu_call(
-        kernel,
+        partial(expert_rows_kernel, segment=segment, rows=rows, columns=columns, terms=terms, weight=tree),
         (-(-count // segment), outputs // columns),
         [None] * (3 + len(arrays)),
-        None,
-        result_like((places, outputs), jnp.float32, rounded),
+        (None, result_like((places, outputs), jnp.float32, rounded)),
         warps=8 if rows * columns * (1 + gated) > MAX_WARP_NUMBERS // (1 if has_group_products() else 2) else 4,
         stages=STAGES,
         interpret=interpret,

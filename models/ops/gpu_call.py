@@ -10,6 +10,7 @@ import jax
 import jax.numpy as jnp
 
 Spec = tuple[tuple[int | None, ...], Callable[..., tuple[Any, ...]]] | None
+Result = tuple[Spec, jax.ShapeDtypeStruct | int]
 READ, WRITTEN = "read", "written"
 """Keys of a kernel's metadata: bytes read and written, for the audit."""
 SHARED_MEMORY = {
@@ -62,26 +63,24 @@ def gpu_call(
     kernel: Callable[..., None],
     grid: tuple[int, ...],
     in_specs: Sequence[Spec],
-    out_specs: Any,
-    out_shape: Any,
+    results: Result | list[Result],
     *,
     warps: int = 4,
     stages: int = 1,
     interpret: bool,
     reads: dict[int, int] | None = None,
-    aliases: dict[int, int] | None = None,
 ) -> Callable[..., Any]:
     """Return a function of arrays that runs a kernel.
 
     Args:
         kernel: function of references, or a `partial`; certificates list its name.
-        in_specs, out_specs: block of each operand, and of the result or of each in a list: its shape, with None for a
-            dimension without a block, and the function of the grid's indices that returns its number; None: the whole
-            array, which the kernel indexes.
+        in_specs: block of each operand: its shape, with None for a dimension without a block, and the function of the
+            grid's indices that returns its number; None: the whole array, which the kernel indexes.
+        results: block and type of the result, or of each in a list; in place of the type, the number of the operand in
+            whose memory the result is, with as many bytes written as read.
         warps: of 32 threads each, for one program instance.
         stages: iterations of a loop with operands loaded ahead.
         reads: number of an operand -> bytes of all instances, if not each number once.
-        aliases: number of an operand -> number of the result in its memory, of which as many bytes are written.
 
     Raises:
         ValueError: no GPU has as many threads in a program instance, or a block does not divide its array.
@@ -96,30 +95,38 @@ def gpu_call(
     def block(spec: Spec) -> Any:
         return pl.BlockSpec(memory_space=pl.ANY) if spec is None else pl.BlockSpec(*spec)
 
-    outputs = out_specs if isinstance(out_specs, list) else [out_specs]
+    outputs = results if isinstance(results, list) else [results]
+    aliases = {operand: number for number, (_, operand) in enumerate(outputs) if isinstance(operand, int)}
 
     def run(*operands: jax.Array) -> Any:
-        arrays = *operands, *jax.tree.leaves(out_shape)
-        for spec, array in zip((*in_specs, *outputs), arrays, strict=True):
+        types = [_type_of(operands[kind]) if isinstance(kind, int) else kind for _, kind in outputs]
+        out_specs = [spec for spec, _ in outputs]
+        for spec, array in zip((*in_specs, *out_specs), (*operands, *types), strict=True):
             # Triton does not mask the last block: it would reach into foreign memory.
             if spec is not None and any(size and full % size for size, full in zip(spec[0], array.shape, strict=True)):
                 raise ValueError(f"{name}: blocks of {spec[0]} do not divide an array of {array.shape}")
-        read, written = _sizes(operands) | (reads or {}), _sizes(jax.tree.leaves(out_shape))
-        written |= {result: read[operand] for operand, result in (aliases or {}).items()}
-        return pl.pallas_call(
+        read = _sizes(operands) | (reads or {})
+        written = _sizes(types) | {result: read[operand] for operand, result in aliases.items()}
+        arrays = pl.pallas_call(
             kernel,
-            out_shape,
+            types,
             grid=grid,
             in_specs=[block(spec) for spec in in_specs],
-            out_specs=[block(spec) for spec in outputs] if isinstance(out_specs, list) else block(out_specs),
-            input_output_aliases=aliases or {},
+            out_specs=[block(spec) for spec in out_specs],
+            input_output_aliases=aliases,
             compiler_params=plgpu.CompilerParams(num_warps=warps, num_stages=stages),
             interpret=interpret,
             name=name,
             metadata={READ: str(sum(read.values())), WRITTEN: str(sum(written.values()))},
         )(*operands)
+        return arrays if isinstance(results, list) else arrays[0]
 
     return run
+
+
+def _type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
+    kind = jax.typeof(array)
+    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, manual_axis_type=kind.mat)
 
 
 def rows_bytes(pool: jax.Array, lanes: int) -> int:

@@ -1,23 +1,26 @@
 """Choice between an operation's plain form and its kernels.
 
 The plain JAX form defines an operation and its derivatives. Proofs read Pallas kernels, but no C++
-(`models.cpu_kernels`): a CPU kernel is declared as a `RowKernel` (a function) or a `PoolKernel` (a call).
+(`models.cpu_kernels`): a CPU kernel is declared as a `PoolKernel` (a call), or in `ROW_KERNELS` (a row-wise function):
+function, "lane" or "shared" per array, and declared combinations of its static arguments, by name.
 """
 
 import itertools
 import math
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any, NamedTuple
 
 import jax
 import jax.numpy as jnp
+import numpy as np
 from jax import Array
+from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Int32
 
-from models.cpu_kernels.library import BY_SLOT, library
+from models.cpu_kernels.library import BY_SLOT, INSTRUCTIONS, library
 from models.ops.gpu_call import runs_kernels
-from models.sharding.devices import Devices
+from models.sharding.devices import Devices, varying_like
 from models.state.rows import Slots
 
 MODES = ("off", "auto", "interpret")
@@ -55,19 +58,6 @@ class Kernel:
         return self.supports(*operands)
 
 
-class RowKernel(NamedTuple):
-    """Declaration of a row-wise function of "lane" and "shared" operands.
-
-    Attributes:
-        operands: "lane" or "shared" per array.
-        static: declared combinations of static arguments, by name.
-    """
-
-    function: Callable[..., Any]
-    operands: str
-    static: tuple[Mapping[str, Any], ...]
-
-
 class PoolKernel(NamedTuple):
     """Declaration of a C++ call that updates pools in place.
 
@@ -91,9 +81,80 @@ def pool_target(target: str, slots: Any) -> str:
     return target if slots is None else target + BY_SLOT
 
 
+def fastest() -> str:
+    """Return this processor's fastest instruction set."""
+    kernels = library()
+    assert kernels is not None, "callers have chosen the kernel"
+    return kernels.instructions[-1]
+
+
+def cpu_call(
+    target: str,
+    operands: Sequence[Array],
+    results: Sequence[tuple[tuple[int, ...], Any]],
+    *,
+    instructions: str | None = None,
+    aliases: Mapping[int, int] | None = None,
+    **attributes: Any,
+) -> list[Array]:
+    """Call a C++ kernel; results vary over devices like all operands together.
+
+    Args:
+        results: shapes and dtypes.
+        instructions: of `INSTRUCTIONS`; None for the fastest.
+        aliases: number of an operand -> number of the result in its memory.
+
+    Raises:
+        ValueError: unknown instructions.
+    """
+    default = fastest()  # loads the library, which registers the call targets
+    if instructions is not None and instructions not in INSTRUCTIONS:
+        raise ValueError(f"instructions: expected one of {', '.join(INSTRUCTIONS)}, got {instructions!r}")
+    operands = varying_like(operands, operands)
+    types = [_call_result(shape, dtype, operands[-1]) for shape, dtype in results]
+    call = jax.ffi.ffi_call(target, types, vmap_method="sequential", input_output_aliases=dict(aliases or {}))
+    number = np.int64(INSTRUCTIONS.index(instructions or default))
+    return list(call(*operands, **attributes, instructions=number))
+
+
+def _call_result(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:
+    operand = jax.typeof(like)
+    if not operand.mat.varying:
+        return jax.ShapeDtypeStruct(shape, dtype)
+    # JAX looks up the axes in the mesh of the sharding.
+    sharding = NamedSharding(operand.sharding.mesh, PartitionSpec())
+    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=operand.mat)
+
+
 def slots_operand(slots: Slots) -> Int32[Array, "*lane"]:
     """Return the lane rows, empty for row i of lane i."""
     return jnp.zeros(0, jnp.int32) if slots is None else slots
+
+
+def pool_call(
+    target: str,
+    slots: Slots,
+    operands: Sequence[Array],
+    output: tuple[int, ...],
+    keep_state: bool,
+    instructions: str | None,
+    **attributes: Any,
+) -> tuple[Array, Array | None]:
+    """Call a kernel of a `PoolKernel` with one pool: `slots_operand` first, the pool last.
+
+    Args:
+        output: shape of the first result, float32.
+        keep_state: `target` reads the pool.
+        instructions: as for `cpu_call`.
+
+    Returns:
+        The first result, and the new pool, None with `keep_state`.
+    """
+    results = [(output, jnp.float32), (operands[-1].shape, operands[-1].dtype)][: 2 - keep_state]
+    aliases = {} if keep_state else {len(operands) - 1: 1}
+    call = pool_target(target, slots)
+    out, *pool = cpu_call(call, operands, results, aliases=aliases, instructions=instructions, **attributes)
+    return out, None if keep_state else pool[0]
 
 
 def combinations(**values: Iterable[Any]) -> tuple[dict[str, Any], ...]:

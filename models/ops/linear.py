@@ -11,8 +11,9 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int
 
+from models.ops.kernels import fastest
 from models.ops.layout import materialized_transpose
-from models.ops.row_product import KERNEL, fastest, row_product
+from models.ops.row_product import KERNEL, row_product
 from models.ops.row_product_gpu import KERNEL as GPU_KERNEL
 from models.ops.row_product_gpu import row_product as row_product_gpu
 from models.sharding.devices import SINGLE_DEVICE, Devices

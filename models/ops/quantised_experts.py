@@ -22,7 +22,7 @@ from models.ops.expert_dot import (
 )
 from models.ops.expert_rows import KERNEL as GPU_KERNEL
 from models.ops.float32 import silu_gated
-from models.ops.kernels import RowKernel, combinations
+from models.ops.kernels import combinations
 from models.ops.packed_product import EXPERTS_KERNEL as CPU_KERNEL
 from models.ops.packed_product import packed_expert_product
 from models.ops.quantised_codes import Codes
@@ -95,9 +95,9 @@ _FORMS = combinations(
     ]
 )
 ROW_KERNELS = (
-    RowKernel(scaled_expert_dot, "lane shared shared lane", _FORMS),
-    RowKernel(twice_scaled_expert_dot, "lane shared shared shared lane", _FORMS),
-    RowKernel(offset_expert_dot, "lane shared shared shared lane", _FORMS),
+    (scaled_expert_dot, "lane shared shared lane", _FORMS),
+    (twice_scaled_expert_dot, "lane shared shared shared lane", _FORMS),
+    (offset_expert_dot, "lane shared shared shared lane", _FORMS),
 )
 
 
@@ -131,7 +131,7 @@ def experts_product(
 def _by_kernel(
     x: Float32[Array, "row in"], weight: QuantisedWeight, expert: Int32[Array, " row"]
 ) -> Float32[Array, "row out"]:
-    product = packed_expert_product(x, *weight.operands(), expert, **weight.form())
+    product = packed_expert_product(x, *weight.operands(), expert, form=weight.form())
     return jnp.where((expert < weight.shape[0])[:, None], product, 0.0)
 
 

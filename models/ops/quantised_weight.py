@@ -14,10 +14,10 @@ from jax import Array, lax
 from jax.typing import DTypeLike
 from jaxtyping import Float, Float32, Int, Shaped, UInt8
 
+from models.ops.kernels import fastest
 from models.ops.linear import LinearWeight, dot
-from models.ops.packed_product import KERNEL, packed_product
+from models.ops.packed_product import KERNEL, PackedForm, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
-from models.ops.row_product import fastest
 from models.sharding.devices import SINGLE_DEVICE, Devices, varying_like
 
 MAX_BLOCK_NUMBERS = 1 << 19
@@ -117,9 +117,9 @@ class QuantisedWeight(LinearWeight):
         empty = varying_like(jnp.zeros((len(x), outputs), jnp.float32), x, self.codes, self.scale)
         return lax.fori_loop(0, count, multiply, empty)
 
-    def form(self) -> dict[str, str]:
-        """Return the kernels' static arguments, with the fastest instructions."""
-        return {"kind": self.kind, "dtype": self.dtype, "instructions": fastest()}
+    def form(self) -> PackedForm:
+        """Return the kernels' form, with the fastest instructions."""
+        return self.kind, self.dtype, fastest()
 
     def operands(self) -> tuple[Array, Array, Array, Array]:
         """Return the kernels' arrays, empty for None."""
@@ -141,7 +141,7 @@ class QuantisedWeight(LinearWeight):
 
 @jax.custom_jvp
 def _by_kernel(x: Float32[Array, "row in"], weight: QuantisedWeight) -> Float32[Array, "row out"]:
-    return packed_product(x, *weight.operands(), **weight.form())
+    return packed_product(x, *weight.operands(), form=weight.form())
 
 
 @_by_kernel.defjvp

@@ -81,7 +81,6 @@ def rms_norm(
         kernel,
         (len(rows[0]),),
         [*[row] * len(rows), shared],
-        row,
-        result_like(rows[0].shape, jnp.float32, rows[0]),
+        (row, result_like(rows[0].shape, jnp.float32, rows[0])),
         interpret=interpret,
     )(*rows, weight[None]).reshape(shape)

@@ -9,14 +9,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-import numpy as np
 from jax import Array
-from jax.sharding import NamedSharding, PartitionSpec
 from jaxtyping import Float, Float32
 
-from models.cpu_kernels import INSTRUCTIONS, library
-from models.ops.kernels import Kernel, RowKernel, combinations
-from models.sharding.devices import varying_like
+from models.cpu_kernels import INSTRUCTIONS
+from models.ops.kernels import Kernel, combinations, cpu_call, fastest
 
 MAX_ROWS = 64
 """Rows with instructions outside `MORE_ROWS`; XLA is as fast with more."""
@@ -52,40 +49,7 @@ def row_product(
         weight: bfloat16 or float32.
         instructions: of `INSTRUCTIONS`.
     """
-    x, weight = varying_like((x, weight), x, weight)
-    call = jax.ffi.ffi_call(TARGET, call_result((x.shape[0], weight.shape[0]), x), vmap_method="sequential")
-    return call(x, weight, instructions=instruction_number(instructions))
+    return cpu_call(TARGET, (x, weight), [((len(x), len(weight)), jnp.float32)], instructions=instructions)[0]
 
 
-ROW_KERNELS = (RowKernel(row_product, "lane shared", combinations(instructions=INSTRUCTIONS)),)
-
-
-def call_result(shape: tuple[int, ...], like: Array, dtype: Any = jnp.float32) -> jax.ShapeDtypeStruct:
-    """Return a call's result type that varies over devices like an operand."""
-    operand = jax.typeof(like)
-    if not operand.mat.varying:
-        return jax.ShapeDtypeStruct(shape, dtype)
-    # JAX looks up the axes in the mesh of the sharding.
-    sharding = NamedSharding(operand.sharding.mesh, PartitionSpec())
-    return jax.ShapeDtypeStruct(shape, dtype, sharding=sharding, manual_axis_type=operand.mat)
-
-
-def fastest() -> str:
-    """Return this processor's fastest instruction set."""
-    kernels = library()
-    assert kernels is not None, "callers have chosen the kernel"
-    return kernels.instructions[-1]
-
-
-def instruction_number(instructions: str | None = None) -> np.int64:
-    """Load the library, and return the call attribute of an instruction set.
-
-    Loading registers the call targets.
-
-    Raises:
-        ValueError: unknown instructions.
-    """
-    default = fastest()
-    if instructions is not None and instructions not in INSTRUCTIONS:
-        raise ValueError(f"instructions: expected one of {', '.join(INSTRUCTIONS)}, got {instructions!r}")
-    return np.int64(INSTRUCTIONS.index(instructions or default))
+ROW_KERNELS = ((row_product, "lane shared", combinations(instructions=INSTRUCTIONS)),)

@@ -171,8 +171,8 @@ def row_product(
         partial(row_product_kernel, terms=terms, weights=tree, vectors=len(vectors), joined=joined),
         (groups, parts, instances),
         [block(inputs, lambda _: 0), *[None] * (len(arrays) + len(vectors))],
-        [block(columns, lambda column: column)] * results.num_leaves,
-        [result_like((*padded.shape[:-1], instances * columns), dtype, padded)] * results.num_leaves,
+        [(block(columns, lambda column: column), result_like((*padded.shape[:-1], instances * columns), dtype, padded))]
+        * results.num_leaves,
         warps=sizes.warps,
         stages=load_stages(sizes, iteration),
         interpret=interpret,

@@ -7,7 +7,7 @@ from typing import Any
 from flax import nnx
 
 from models.decoder.decoder import BranchConfig, DecoderConfig, PostNorm, Wrapped
-from models.layers.initial import OneKey
+from models.layers.initial import ZeroRngs
 from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.layers.norms import NormConfig
@@ -25,8 +25,18 @@ HEAD_NAMES = {
     "norm": "final_layernorm",
 }
 """Tensors of an MTP head stored as a layer (DeepSeek-V3)."""
+NUMBERED = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
+"""Tensors of a gated MLP or an expert under numbers (Llama, Mixtral)."""
 NORM_GATE = {"gate_in": "gate_up_projection", "gate_out": "gate_down_projection"}
 """Tensors of the gate of a norm."""
+MOE_NAMES = {
+    "shared_expert": "shared_experts",
+    "router": "gate",
+    "router.bias": "gate.e_score_correction_bias",
+    "latent_in": "fc1_latent_proj",
+    "latent_out": "fc2_latent_proj",
+}
+"""Modules of an MoE layer (DeepSeek-V3, Nemotron-H)."""
 NORMS = ("input_layernorm", "post_attention_layernorm")
 Describe = Callable[[BranchConfig, int, Path, str], list[Weight]]
 
@@ -141,7 +151,7 @@ def branch_weights(
 
 @cache
 def _built_shapes(c: BranchConfig | NormConfig, hidden: int) -> dict[Path, tuple[int, ...]]:
-    layer = nnx.eval_shape(lambda: c.build(hidden, OneKey()))
+    layer = nnx.eval_shape(lambda: c.build(hidden, ZeroRngs()))
     flat: list[tuple[Any, nnx.Variable]] = list(nnx.to_flat_state(nnx.state(layer, nnx.Param)))
     return {place: variable.get_value().shape for place, variable in flat}
 
@@ -172,32 +182,29 @@ def moe_weights(
     path: Path,
     name: str,
     names: Names | None = None,
-    bias: str = "gate.e_score_correction_bias",
-    shared: str = "shared_experts",
-    router: str = "gate",
     float32_router: bool = False,
 ) -> list[Weight]:
     """List the parameters of an MoE layer with joined or separate experts.
 
     Args:
         c, hidden, path, name: as for `branch_weights`.
-        names: different checkpoint names of an expert's matrices.
+        names: likewise, besides or in place of `MOE_NAMES`; also of an expert's matrices.
         float32_router: keep the router's matrix in float32, as transformers in some families.
     """
     count, experts, inner = c.router.experts, f"{name}.experts", c.latent or hidden
-    gate, up, down = (dict(names or {}).get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
+    names = {**MOE_NAMES, **(names or {})}
+    gate, up, down = (names.get(part, part) for part in ("gate_proj", "up_proj", "down_proj"))
     matrices = {
         "gate_up_proj": ((gate, up), (c.width, inner)),
         "up_proj": ((up,), (c.width, inner)),
         "down_proj": ((down,), (inner, c.width)),
     }
-    modules = {"shared_expert_gate": f"{shared}_gate", "shared_expert": shared, "router": router, "router.bias": bias}
     return branch_weights(
         c,
         hidden,
         path,
         name,
-        modules | {"latent_in": "fc1_latent_proj", "latent_out": "fc2_latent_proj"},
+        names,
         sources={
             part: expert_matrices(f"{experts}.{part}", experts, stored, count, shape)
             for part, (stored, shape) in matrices.items()

@@ -16,11 +16,10 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.weights.layer_weights import branch_weights, by_kind, decoder_weights, moe_weights
+from models.weights.layer_weights import NUMBERED, branch_weights, by_kind, decoder_weights, moe_weights
 
 DEFAULT_POSITIONS = 128_000
 ATTENTION = {"o_proj": "out_proj", "q_norm": "q_layernorm", "k_norm": "k_layernorm"}
-MLP = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 # Fields of published configs about initialisation, and duplicates of other fields.
 UNUSED = """block_dim block_mlp_init_scale block_out_init_scale block_use_xavier_init block_norm_eps conv_dim
     conv_dim_out conv_use_xavier_init num_heads theta full_attn_idxs""".split()
@@ -92,8 +91,8 @@ weights = partial(
     describe=by_kind(
         {
             AttentionConfig: ("self_attn", partial(branch_weights, names=ATTENTION)),
-            MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
-            MoeConfig: ("feed_forward", partial(moe_weights, names=MLP, bias="expert_bias")),
+            MlpConfig: ("feed_forward", partial(branch_weights, names=NUMBERED)),
+            MoeConfig: ("feed_forward", partial(moe_weights, names={**NUMBERED, "router.bias": "expert_bias"})),
             GatedShortConvConfig: ("conv", branch_weights),
         }
     ),

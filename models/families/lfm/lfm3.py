@@ -10,12 +10,11 @@ from models.config.reader import ConfigReader
 from models.config.rope import read_ropes
 from models.decoder.decoder import DecoderConfig, PostNorm
 from models.families.family import text_family
-from models.families.lfm.lfm2 import MLP
 from models.layers.mlp import MlpConfig
 from models.layers.rope import ProportionalScaling, Rope
 from models.mixers.attention import AttentionConfig, QkNorm
 from models.mixers.gated_short_conv import GatedShortConvConfig
-from models.weights.layer_weights import branch_weights, by_kind, decoder_weights
+from models.weights.layer_weights import NUMBERED, branch_weights, by_kind, decoder_weights
 
 DEFAULT_POSITIONS = 128_000
 KINDS = ("conv", "sliding_attention", "full_attention")
@@ -69,7 +68,7 @@ weights = partial(
     describe=by_kind(
         {
             AttentionConfig: ("self_attn", partial(branch_weights, names={"gate": "gate_proj"})),
-            MlpConfig: ("feed_forward", partial(branch_weights, names=MLP)),
+            MlpConfig: ("feed_forward", partial(branch_weights, names=NUMBERED)),
             GatedShortConvConfig: ("conv", branch_weights),
         }
     ),

@@ -231,7 +231,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
                 "attention",
                 partial(delta_attention_weights, outputs=OUTPUTS, float32_conv=True),
             ),
-            MoeConfig: ("mlp", partial(moe_weights, bias="gate.expert_bias", float32_router=True)),
+            MoeConfig: ("mlp", partial(moe_weights, names={"router.bias": "gate.expert_bias"}, float32_router=True)),
         }
     )
     decoder = decoder_weights(config, describe, embedding="model.word_embeddings.weight")

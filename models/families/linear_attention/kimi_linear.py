@@ -18,11 +18,10 @@ from models.layers.mlp import MlpConfig
 from models.layers.moe import MoeConfig
 from models.mixers.kimi_delta_attention import KimiDeltaAttentionConfig
 from models.mixers.latent_attention import LatentAttentionConfig
-from models.weights.layer_weights import Path, branch_weights, by_kind, decoder_weights, moe_weights
+from models.weights.layer_weights import NUMBERED, Path, branch_weights, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight
 
 DEFAULT_POSITIONS = 1_048_576
-EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 # Positions are not used; the sizes follow from others.
 UNUSED = ("head_dim", "qk_head_dim", "rope_theta", "rope_scaling", "num_nextn_predict_layers", "pretraining_tp")
@@ -75,7 +74,7 @@ LAYERS = by_kind(
     {
         LatentAttentionConfig: ("self_attn", partial(latent_attention_weights, outputs=("o_proj",), interleaved=False)),
         KimiDeltaAttentionConfig: ("self_attn", partial(delta_attention_weights, outputs=("o_proj",), rank=4)),
-        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=EXPERT, float32_router=True)),
+        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=NUMBERED, float32_router=True)),
         MlpConfig: ("", _mlp),
     }
 )

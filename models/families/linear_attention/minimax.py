@@ -20,7 +20,7 @@ from models.layers.moe import MoeConfig
 from models.layers.router import RouterConfig
 from models.mixers.attention import AttentionConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
-from models.weights.layer_weights import Path, by_kind, decoder_weights, moe_weights
+from models.weights.layer_weights import NUMBERED, Path, by_kind, decoder_weights, moe_weights
 from models.weights.sources import Weight, rows
 
 DEFAULT_POSITIONS = 131_072
@@ -29,7 +29,6 @@ NORM_EPS = 1e-6
 ORIGINAL = ("minimax_text_01", "minimax_m1")
 # Block sizes of kernels, training, and the mode of absent shared experts.
 UNUSED = "block_size block router_jitter_noise shared_moe_mode".split()
-EXPERT = {"gate_proj": "w1", "up_proj": "w3", "down_proj": "w2"}
 
 
 def _read_kinds(reader: ConfigReader, layers: int) -> list[str]:
@@ -105,7 +104,7 @@ def weights(config: DecoderConfig) -> list[Weight]:
     """List every parameter with the published tensor names."""
     parts = {
         LightningAttentionConfig: ("self_attn", partial(_lightning, config.num_layers)),
-        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=EXPERT)),
+        MoeConfig: ("block_sparse_moe", partial(moe_weights, names=NUMBERED)),
     }
     return decoder_weights(config, by_kind(parts))
 

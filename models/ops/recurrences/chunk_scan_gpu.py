@@ -15,7 +15,10 @@ from jaxtyping import Float32
 from models.ops.gpu_call import gpu_call, has_group_products, load_if, rows_bytes, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel, result_like
+from models.ops.recurrences.chunk_decay import decays_between
+from models.ops.recurrences.chunked_scan import split
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.ops.recurrences.triangular import unit_lower_inverse
 
 MAX_ROWS = 16
 """State rows of a program instance."""
@@ -168,14 +171,13 @@ def chunk_scan(
     arrays = {name: array for name, array in operands._asdict().items() if array is not None}
     matrix = None if by_slot else ((None, None, rows, keys), lambda lane, head, tile: (lane, head, tile, 0))
     number, moved = len(arrays) + 2 + by_slot, rows_bytes(inputs.state, lanes)
-    shapes = (lanes, count, places, heads, values), inputs.state.shape
     out, *state = gpu_call(
         partial(chunk_scan_kernel, by_slot=by_slot, fields=tuple(arrays), by_channel=by_channel),
         (lanes, heads, values // rows),
         [*[None] * (2 + by_slot), *(specs[name] for name in arrays), matrix],
-        [value, matrix][: 2 - keep_state],
-        [result_like(shape, jnp.float32, inputs.state) for shape in shapes[: 2 - keep_state]],
-        aliases={} if keep_state else {number: 1},
+        [(value, result_like((lanes, count, places, heads, values), jnp.float32, inputs.state)), (matrix, number)][
+            : 2 - keep_state
+        ],
         reads={number: moved},
         # With 256 channels, four warps spill 28 bytes of a thread on an L4 and 20 on an A100, eight 20 and none.
         warps=8 if keys > MAX_CORRECTED_KEY and not has_group_products() else 4,
@@ -183,6 +185,29 @@ def chunk_scan(
     )(*rows_of_lanes, inputs.fresh.astype(jnp.int32), inputs.lengths, *arrays.values(), inputs.state)
     out = out.reshape((lanes, count * places, heads, values))[:, : inputs.tokens]
     return RecurrenceOutputs(out, None if keep_state else state[0])
+
+
+def scan_with_head_decay(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
+    """Run the chunked form of a recurrence with a decay per head.
+
+    XLA computes the decays and solves the delta rule's system; kernels do the rest.
+    """
+    interpret, beta = inputs.devices.interpret, inputs.beta
+    g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
+    b = None if beta is None else jnp.moveaxis(split(beta, inputs.valid, chunk), 2, 3)
+    queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
+    scores, *of_keys = chunk_products(inputs, queries, keys, both=b is not None, interpret=interpret)
+    total, decay = decays_between(g)
+    corrected = None
+    if b is not None:
+        system = jnp.tril(of_keys[0] * decay, -1)
+        corrected = unit_lower_inverse(b[..., None] * system) * b[..., None, :]
+    end = total[..., -1:]
+    since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
+    if b is None:  # heads of a group have the same scores
+        scores = jnp.repeat(scores, values.shape[3] // scores.shape[2], axis=2)
+    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, corrected, scores * decay, since, until)
+    return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 
 def in_chunks(x: Array, chunk: int) -> Float32[Array, "lane chunk place head size"]:
@@ -232,8 +257,7 @@ def chunk_products(
         chunk_products_kernel,
         (lanes, heads, count),
         [None, tokens, tokens],
-        [square] * (1 + both),
-        [result] * (1 + both),
+        [(square, result) for _ in range(1 + both)],
         interpret=interpret,
     )(inputs.lengths, queries, keys)
     return list(products)

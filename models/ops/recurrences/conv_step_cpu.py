@@ -5,15 +5,13 @@ Defined by `models.layers.short_conv`.
 
 from typing import Any, NamedTuple
 
-import jax
 import jax.numpy as jnp
 import numpy as np
 from jax import Array
 from jaxtyping import Float, Float32, Int32
 
-from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
-from models.ops.row_product import DTYPES, call_result, instruction_number
-from models.sharding.devices import varying_like
+from models.ops.kernels import Kernel, PoolKernel, pool_call, slots_operand
+from models.ops.row_product import DTYPES
 from models.state.shapes import LaneMask
 
 MIN_TAPS, MAX_TAPS = 2, 8
@@ -72,12 +70,5 @@ def conv_step_cpu(
     """
     x, taps, state, lengths, fresh, bias, slots = inputs
     biases = jnp.zeros(0, jnp.float32) if bias is None else bias
-    operands: list[Any] = [slots_operand(slots), lengths, fresh, x, taps, biases, state]
-    operands = varying_like(operands, operands)
-    out, *windows = jax.ffi.ffi_call(
-        pool_target(READ if keep_state else STEP, slots),
-        [call_result(array.shape, operands[-1], array.dtype) for array in (x, state)[: 2 - keep_state]],
-        vmap_method="sequential",
-        input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-    )(*operands, activated=np.bool_(activated), instructions=instruction_number(instructions))
-    return out, (None if keep_state else windows[0])
+    operands, target = [slots_operand(slots), lengths, fresh, x, taps, biases, state], READ if keep_state else STEP
+    return pool_call(target, slots, operands, x.shape, keep_state, instructions, activated=np.bool_(activated))

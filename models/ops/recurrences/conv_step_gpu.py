@@ -95,14 +95,11 @@ def conv_step(
     if bias is not None:
         in_specs.append(((None, width), lambda lane, part: (0, part)))
         operands.append(bias[None])
-    results = 2 - keep_state
     out, *new = gpu_call(
         partial(conv_step_kernel, by_slot=by_slot, biased=bias is not None, activation=activation),
         (lanes, channels // width),
         in_specs,
-        [tokens_spec, window][:results],
-        [result_like(x.shape, jnp.float32, state), result_like(state.shape, state.dtype, state)][:results],
-        aliases={} if keep_state else {number: 1},
+        [(tokens_spec, result_like(x.shape, jnp.float32, state)), (window, number)][: 2 - keep_state],
         reads={number: moved},
         interpret=interpret,
     )(*operands)

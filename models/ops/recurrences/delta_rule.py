@@ -17,9 +17,9 @@ from jaxtyping import Float32
 
 from models.ops.float32 import full_einsum, l2_norm
 from models.ops.layout import materialize, unfused
-from models.ops.recurrences.chunk_decay import channel_decay, decays_between, head_decay, power_of_two
+from models.ops.recurrences.chunk_decay import channel_decay, head_decay, power_of_two
 from models.ops.recurrences.chunk_scan_gpu import KERNEL as SCAN_KERNEL
-from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_scan, in_chunks, scan_with_head_decay
 from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.recurrences.recurrence import (
     ChannelGates,
@@ -169,7 +169,7 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     if inputs.slots is not None and not by_kernel:
         return over_slots(partial(delta_rule_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     if by_kernel and not channels:
-        return _chunks_by_kernel(inputs, chunk, keep_state)
+        return scan_with_head_decay(inputs, chunk, keep_state)
     # [chunk, lane, head, token of the chunk, ..]
     per_token = (inputs.query, inputs.key, inputs.value, inputs.log_decay, _beta(inputs))
     q, k, v, g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in per_token)
@@ -191,20 +191,6 @@ def delta_rule_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state:
     rest = corrected, decayed.scores, decayed.since
     chunks = ChunkOperands(decayed.reads, decayed.k_out, decayed.end, materialize(v), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
-
-
-def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    interpret = inputs.devices.interpret
-    g, b = (jnp.moveaxis(split(x, inputs.valid, chunk), 2, 3) for x in (inputs.log_decay, _beta(inputs)))
-    queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
-    of_queries, of_keys = chunk_products(inputs, queries, keys, both=True, interpret=interpret)
-    total, decay = decays_between(g)
-    system = jnp.tril(of_keys * decay, -1)
-    corrected = unit_lower_inverse(b[..., None] * system) * b[..., None, :]
-    end = total[..., -1:]
-    since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
-    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, corrected, of_queries * decay, since, until)
-    return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 
 def _beta(inputs: RecurrenceInputs) -> HeadGates:

@@ -4,15 +4,10 @@ Defined by the plain forms of `delta_rule` and `ssd`. Token by token they are te
 tokens, 8 heads of 128 x 128, AVX-512).
 """
 
-from typing import Any
-
-import jax
 import jax.numpy as jnp
 
-from models.ops.kernels import Kernel, PoolKernel, pool_target, slots_operand
+from models.ops.kernels import Kernel, PoolKernel, pool_call, slots_operand
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
-from models.ops.row_product import call_result, instruction_number
-from models.sharding.devices import varying_like
 
 MAX_KEPT_TOKENS = 64
 """Tokens of a step with `keep_state`: a kernel's block."""
@@ -48,13 +43,7 @@ def recurrent_step_cpu(
     """
     lanes, tokens = inputs.valid.shape
     beta = jnp.zeros((lanes, tokens, 0), jnp.float32) if inputs.beta is None else inputs.beta
-    operands: list[Any] = [slots_operand(inputs.slots), inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
+    operands = [slots_operand(inputs.slots), inputs.lengths, inputs.fresh, jnp.exp(inputs.log_decay), beta]
     operands += [inputs.query, inputs.key, inputs.value, inputs.state]
-    operands = varying_like(operands, operands)
-    out, *state = jax.ffi.ffi_call(
-        pool_target(READ if keep_state else STEP, inputs.slots),
-        [call_result(array.shape, array) for array in operands[-2:][: 2 - keep_state]],
-        vmap_method="sequential",
-        input_output_aliases={} if keep_state else {len(operands) - 1: 1},
-    )(*operands, instructions=instruction_number(instructions))
-    return RecurrenceOutputs(out, None if keep_state else state[0])
+    target, shape = READ if keep_state else STEP, inputs.value.shape
+    return RecurrenceOutputs(*pool_call(target, inputs.slots, operands, shape, keep_state, instructions))

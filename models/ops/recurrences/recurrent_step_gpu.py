@@ -131,7 +131,7 @@ def recurrent_step(
     read_heads = (heads // shared * keys, heads // shared * keys, heads * values)
     reads = {len(operands) - 4 + k: 4 * lanes * tokens * size for k, size in enumerate(read_heads)}
     reads[len(operands) - 1] = rows_bytes(inputs.state, lanes)
-    factors, results = surroundings or (), 2 - keep_state
+    factors = surroundings or ()
     out, *state = gpu_call(
         partial(
             recurrent_step_kernel,
@@ -144,9 +144,9 @@ def recurrent_step(
         ),
         (lanes, heads, values // rows),
         [*[None] * (2 + by_slot), decay, None, query, key, value, matrix, *[None] * len(factors)],
-        [of_value, matrix][:results],
-        [result_like(array.shape, jnp.float32, inputs.state) for array in (inputs.value, inputs.state)][:results],
-        aliases={} if keep_state else {len(operands) - 1: 1},
+        [(of_value, result_like(inputs.value.shape, jnp.float32, inputs.state)), (matrix, len(operands) - 1)][
+            : 2 - keep_state
+        ],
         reads=reads,
         interpret=interpret,
     )(*operands, *factors)

@@ -18,7 +18,7 @@ from models.ops.float32 import full_einsum
 from models.ops.layout import unfused
 from models.ops.recurrences.chunk_decay import decays_between
 from models.ops.recurrences.chunk_scan_gpu import KERNEL as SCAN_KERNEL
-from models.ops.recurrences.chunk_scan_gpu import ScanOperands, chunk_products, chunk_scan, in_chunks
+from models.ops.recurrences.chunk_scan_gpu import scan_with_head_decay
 from models.ops.recurrences.chunked_scan import ChunkOperands, scan_chunks, split
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings, over_slots
 from models.ops.recurrences.recurrent_step import by_kernel, with_surroundings
@@ -69,7 +69,7 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     heads, groups = inputs.value.shape[2], inputs.query.shape[2]
     chunk = min(chunk, inputs.tokens)
     if SCAN_KERNEL.chosen(inputs.devices, inputs, chunk):
-        return _chunks_by_kernel(inputs, chunk, keep_state)
+        return scan_with_head_decay(inputs, chunk, keep_state)
     if inputs.slots is not None:
         return over_slots(partial(ssd_chunked, chunk=chunk, keep_state=keep_state), inputs, keep_state)
     # [chunk, lane, group, (head of the group,) token of the chunk, ..]
@@ -93,19 +93,6 @@ def ssd_chunked(inputs: RecurrenceInputs, chunk: int = CHUNK, keep_state: bool =
     rest = tuple(map(by_head, (written, scores, jnp.exp(total)[..., None])))
     chunks = ChunkOperands(q, k, by_head(jnp.exp(end)), by_head(v), rest)
     return scan_chunks(inputs, chunks, write, keep_state)
-
-
-def _chunks_by_kernel(inputs: RecurrenceInputs, chunk: int, keep_state: bool) -> RecurrenceOutputs:
-    interpret, heads = inputs.devices.interpret, inputs.value.shape[2]
-    g = jnp.moveaxis(split(inputs.log_decay, inputs.valid, chunk), 2, 3)
-    queries, keys, values = (in_chunks(x, chunk) for x in (inputs.query, inputs.key, inputs.value))
-    (products,) = chunk_products(inputs, queries, keys, both=False, interpret=interpret)
-    total, decay = decays_between(g)
-    end = total[..., -1:]
-    since, until = jnp.exp(total)[..., None], jnp.exp(end - total)[..., None]
-    scores = jnp.repeat(products, heads // products.shape[2], axis=2) * decay
-    tokens = ScanOperands(queries, keys, None, jnp.exp(end), values, None, scores, since, until)
-    return chunk_scan(inputs, tokens, keep_state=keep_state, interpret=interpret)
 
 
 def _grouped(x: Array, groups: int) -> Array:

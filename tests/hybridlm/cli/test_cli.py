@@ -589,6 +589,16 @@ def test_demo_right_answers():
     assert cli_demo._is_right(tale, reply) and not cli_demo._is_right(tale, other)
 
 
+def test_brackets_and_colons_are_no_markup(capsys: pytest.CaptureFixture[str]):
+    """Names of files and of lanes are no markup, in lines and in cells."""
+    name = "a[bold]b[/] :smile: [red]"
+    console, table = options.console_for_table(), options.table_of("name")
+    table.add_row(name)
+    console.print(name)
+    console.print(table)
+    assert capsys.readouterr().out.count(name) == 2
+
+
 def test_batch(lm: hybridlm.LM, tmp_path: Path):
     bodies = [{"prompt": ["Ada has", "B", "Ben has"], "max_tokens": 6, "temperature": 0}, {"prompt": "x", "tools": 1}]
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]

@@ -145,7 +145,7 @@ def test_one_file_has_the_backend_of_gpu_kernels(root: Path) -> None:
 @pytest.mark.parametrize("warps", [64, 3])
 def test_more_threads_than_a_card_has_are_refused(warps: int) -> None:
     with pytest.raises(ValueError, match=f"too_wide_kernel: {warps} warps"):
-        gpu_call(too_wide_kernel, (1,), [], None, None, warps=warps, interpret=True)
+        gpu_call(too_wide_kernel, (1,), [], [], warps=warps, interpret=True)
 
 
 def too_wide_kernel(out: jax.Array) -> None:
@@ -158,4 +158,4 @@ def test_blocks_that_reach_beyond_an_array_are_refused(sizes: tuple[int, int]) -
     spec = (None, 64), lambda block: (0, block)
     operand, result = (jax.ShapeDtypeStruct((3, size), jnp.float32) for size in sizes)
     with pytest.raises(ValueError, match=r"too_wide_kernel: blocks of .*64\) do not divide an array of \(3, 100\)"):
-        jax.eval_shape(gpu_call(too_wide_kernel, (2,), [spec], spec, result, interpret=False), operand)
+        jax.eval_shape(gpu_call(too_wide_kernel, (2,), [spec], (spec, result), interpret=False), operand)

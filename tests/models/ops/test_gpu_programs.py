@@ -159,7 +159,7 @@ def wide_kernel(x: Any, weight: Any, out: Any) -> None:
 @pytest.mark.parametrize(("target", "available"), [("nvidia-l4", "101,376"), ("nvidia-h100", "232,448")])
 def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: str) -> None:
     spec, result = ((256, 1024), lambda _: (0, 0)), ((256, 256), lambda _: (0, 0))
-    call = gpu_call(wide_kernel, (1,), [spec, spec], result, array(256, 256), warps=8, stages=5, interpret=False)
+    call = gpu_call(wide_kernel, (1,), [spec, spec], (result, array(256, 256)), warps=8, stages=5, interpret=False)
     matrix = array(256, 1024, dtype=BF16)
     with pytest.raises(TargetError, match=rf"shared memory .* has {available}.*wide_kernel.*kernels='off'"):
         operations_on(target, call, matrix, matrix)
@@ -168,7 +168,7 @@ def test_a_kernel_with_too_much_shared_memory_is_named(target: str, available: s
 def test_a_kernel_that_spills_is_found() -> None:
     """256 x 256 sums of float32 are 512 registers of each of 128 threads."""
     spec = (256, 256), lambda _: (0, 0)
-    call = gpu_call(wide_kernel, (1,), [spec, spec], spec, array(256, 256), warps=4, interpret=False)
+    call = gpu_call(wide_kernel, (1,), [spec, spec], (spec, array(256, 256)), warps=4, interpret=False)
     matrix = array(256, 256, dtype=BF16)
     (kernel,) = kernels_on("nvidia-a100", call, matrix, matrix)
     assert (kernel.name, kernel.threads) == ("wide_kernel", 128) and kernel.spilled > 1024

@@ -10,12 +10,13 @@ from packed_weights import FORMS, Form, weight_of
 
 from ir_passes import IsolationError, Lane, LaneContract, Shared, prove_isolation
 from models import Devices
+from models.ops.kernels import fastest
 from models.ops.linear import dot, linear
-from models.ops.packed_product import FORM, KINDS, packed_expert_product, packed_product
+from models.ops.packed_product import KINDS, packed_expert_product, packed_product
 from models.ops.quantised_codes import TWO_IN_A_BYTE, Codes
 from models.ops.quantised_experts import experts_product
 from models.ops.quantised_weight import QuantisedWeight
-from models.ops.row_product import MAX_ROWS, MORE_ROWS, fastest, row_product
+from models.ops.row_product import MAX_ROWS, MORE_ROWS, row_product
 
 pytestmark = pytest.mark.cpu_kernels
 
@@ -43,8 +44,7 @@ def test_devices_of_a_mesh_multiply_their_own_parts() -> None:
 
 
 def product(x: jax.Array, weight: QuantisedWeight, instructions: str) -> np.ndarray:
-    form = dict(zip(FORM, (weight.kind, weight.dtype, instructions), strict=True))
-    return np.asarray(packed_product(x, *weight.operands(), **form))
+    return np.asarray(packed_product(x, *weight.operands(), form=(weight.kind, weight.dtype, instructions)))
 
 
 def rows(count: int, inputs: int) -> jax.Array:
@@ -121,8 +121,8 @@ def test_experts(form: Form) -> None:
     for count in (1, 4, 50):
         x = rows(count, 96)
         expert = np.random.default_rng(count).integers(-1, 6, count).astype(np.int32)
-        form_here = dict(zip(FORM, (weight.kind, weight.dtype, instructions), strict=True))
-        result = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), **form_here))
+        form_here = weight.kind, weight.dtype, instructions
+        result = np.asarray(packed_expert_product(x, *weight.operands(), jnp.asarray(expert), form=form_here))
         for i, item in enumerate(expert):
             if 0 <= item < 5:
                 local = weight.each(lambda array, index=int(item): array[index])
@@ -133,7 +133,6 @@ def test_experts(form: Form) -> None:
 
 def test_operands_that_do_not_fit_are_refused() -> None:
     weight, x = weight_of((8, 32), 2, ("int8", False, False)), rows(1, 32)
-    form = dict(zip(FORM, ("int8", "bfloat16", "portable"), strict=True))
     codes, scale, full, zero = weight.operands()
     for wrong in (
         (codes, scale[:, :0], full, zero),
@@ -144,7 +143,7 @@ def test_operands_that_do_not_fit_are_refused() -> None:
         (codes[:, :16], scale, full, zero),
     ):
         with pytest.raises(jax.errors.JaxRuntimeError, match="packed_product"):
-            jax.block_until_ready(packed_product(x, *wrong, **form))
+            jax.block_until_ready(packed_product(x, *wrong, form=("int8", "bfloat16", "portable")))
 
 
 def test_linear_and_experts_call_the_kernel_where_it_is_chosen() -> None:

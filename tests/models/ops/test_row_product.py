@@ -13,8 +13,9 @@ from jax.sharding import PartitionSpec
 from ir_passes import IsolationError, Lane, LaneContract, Shared, prove_isolation
 from models import Devices
 from models.cpu_kernels import INSTRUCTIONS, library
+from models.ops.kernels import fastest
 from models.ops.linear import dot, linear
-from models.ops.row_product import KERNEL, MAX_ROWS, MORE_ROWS, fastest, row_product, supports_rows
+from models.ops.row_product import KERNEL, MAX_ROWS, MORE_ROWS, row_product, supports_rows
 
 pytestmark = pytest.mark.cpu_kernels
 

@@ -77,8 +77,7 @@ def over_a_range(x: Any, weight: Any, expert: Any) -> Any:
         range_kernel,
         (1,),
         [None] * 4,
-        None,
-        array(x.shape[0], OUT),
+        (None, array(x.shape[0], OUT)),
         interpret=False,
         reads={3: x.shape[0] * MATRIX},
     )
@@ -102,7 +101,7 @@ def over_a_context(limit: Any, key: Any) -> Any:
     lanes, context, size = key.shape
     specs = [((1,), lambda lane: (lane,)), ((None, context, size), lambda lane: (lane, 0, 0))]
     out = (None, size), lambda lane: (lane, 0)
-    return gpu_call(whole_context_kernel, (lanes,), specs, out, array(lanes, size), interpret=False)(limit, key)
+    return gpu_call(whole_context_kernel, (lanes,), specs, (out, array(lanes, size)), interpret=False)(limit, key)
 
 
 LANES, ROWS, WIDTH = 3, 9, 64
@@ -124,11 +123,9 @@ def doubled(all_rows: bool) -> KernelReads:
         partial(rows_kernel, all_rows=all_rows),
         (LANES,),
         [None, None],
-        [row, None],
-        [array(LANES, WIDTH), pool],
+        [(row, array(LANES, WIDTH)), (None, 1)],
         interpret=False,
         reads={1: LANES * WIDTH * 4},
-        aliases={1: 1},
     )
     return counted_kernel(run, (array(LANES, dtype=jnp.int32), pool), (None, None))
 
@@ -139,5 +136,5 @@ def exchanged(exchange: Callable[..., Any]) -> KernelReads:
     def exchange_kernel(state: Any, out: Any, new: Any) -> None:
         out[...] = exchange(new, slice(None), 2.0 * state[...])
 
-    run = gpu_call(exchange_kernel, (1,), [None], [None, None], [array(WIDTH)] * 2, interpret=False, aliases={0: 1})
+    run = gpu_call(exchange_kernel, (1,), [None], [(None, array(WIDTH)), (None, 0)], interpret=False)
     return counted_kernel(run, (array(WIDTH),), (None,))

@@ -89,7 +89,7 @@ def _kernel(platform: str, interpret: bool) -> dict[str, Any]:
 
     array, block = jnp.arange(1024, dtype=jnp.float32), ((128,), lambda number: (number,))
     result = jax.ShapeDtypeStruct(array.shape, array.dtype)
-    run = gpu_call(three_lines, (8,), [block], block, result, interpret=interpret)
+    run = gpu_call(three_lines, (8,), [block], (block, result), interpret=interpret)
     error = float(np.max(np.abs(np.asarray(jax.jit(run)(array)) - np.arange(1, 1025))))
     if error:
         raise Failure(f"x + 1: expected no error, got {error}", {"error": error})

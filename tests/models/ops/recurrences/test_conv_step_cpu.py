@@ -80,7 +80,7 @@ def kernel(*args: Any, slots: Any = None, **settings: Any) -> Any:
 @pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
 def test_kernel_computes_the_convolution(dtype: Any, instructions: str, monkeypatch: pytest.MonkeyPatch):
     """Windows are rounded as in the layer; idle lanes keep their bits, also NaN."""
-    monkeypatch.setattr("models.ops.row_product.fastest", lambda: instructions)
+    monkeypatch.setattr("models.ops.kernels.fastest", lambda: instructions)
     for tokens, taps, channels, biased, activated in (
         (1, 4, 37, True, True),
         (3, 4, 64, False, True),

@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from normal_programs import hashes_of_traces
+from traced_programs import hashes_of_traces
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.jaxpr.bodies import computing_params

@@ -18,7 +18,7 @@ from exchanged import collectives_in
 from jax import Array, lax
 from jax.sharding import AxisType, Mesh, NamedSharding
 from jax.sharding import PartitionSpec as P
-from schedules import check_schedule_fingerprint, schedule
+from traced_programs import check_schedule_fingerprint, schedule
 from zoo.catalogue import PROGRAMS
 from zoo.meshes.sharded import mesh
 from zoo.meshes.sharded_rows import COPY_SPECS, SPLIT

@@ -6,7 +6,7 @@ from typing import Any
 
 import jax
 import pytest
-from normal_programs import hashes_of_traces
+from traced_programs import hashes_of_traces
 
 import hybridlm  # noqa: F401  # declares them
 from ir_passes.contract import declared

@@ -7,7 +7,7 @@ import jax.numpy as jnp
 import pytest
 from jax import lax
 from jax.sharding import PartitionSpec as P
-from schedules import schedule
+from traced_programs import schedule
 from zoo.meshes.sharded import mesh
 
 from ir_passes.jaxpr.collectives import _RING, OPERATIONS, Collective, bytes_sent

@@ -12,7 +12,7 @@ from jax.custom_batching import custom_vmap
 from jax.experimental import pallas as pl
 from jax.sharding import AxisType
 from jax.sharding import PartitionSpec as P
-from normal_programs import hashes_of_traces
+from traced_programs import hashes_of_traces
 
 from ir_passes import Lane, LaneContract, Pool, SlotMap
 from ir_passes.jaxpr.bodies import computing_params
@@ -127,7 +127,7 @@ OTHER: list[Callable[[Any], Any]] = [
 ]
 
 
-def test_other_computations_have_other_fingerhashes_of_traces() -> None:
+def test_other_computations_have_other_fingerprints() -> None:
     programs = [*PROGRAMS.values(), *OTHER]
     assert len({fingerprint(jax.make_jaxpr(program)(X)) for program in programs}) == len(programs)
     assert fingerprint(jax.make_jaxpr(OTHER[0])(X)) != fingerprint(jax.make_jaxpr(OTHER[0])(jnp.ones((4, 5))))

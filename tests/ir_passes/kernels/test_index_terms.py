@@ -8,7 +8,7 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax import lax
-from normal_programs import normal_program
+from traced_programs import normal_program
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels import index_terms

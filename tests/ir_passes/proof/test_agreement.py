@@ -8,7 +8,7 @@ import numpy as np
 import pytest
 from jax.sharding import NamedSharding
 from jax.sharding import PartitionSpec as P
-from schedules import schedule
+from traced_programs import schedule
 from zoo.catalogue import PROGRAMS
 from zoo.meshes.agreement import COPY_SPECS
 from zoo.meshes.sharded import mesh

@@ -15,8 +15,8 @@ from instances.catalogue import BUILDERS, MISFITS, NoInstance, installed, instan
 from instances.meshes import BUILDERS as MESHES
 from jax import Array, lax
 from jaxpr_mutation import Subject
-from normal_programs import normal_equations
 from predicted_owners import faults
+from traced_programs import normal_equations
 from xla_equations import apply
 from zoo.program import Program
 

@@ -13,7 +13,6 @@ import numpy as np
 import pytest
 from idle_predictions import idle_faults
 from jaxpr_mutation import Subject
-from normal_programs import normal_program
 from numpy_interpreter import apply as by_numpy
 from predicted_owners import faults, predictions
 from random_calls import random_calls
@@ -21,6 +20,7 @@ from random_forms import random_form
 from random_layouts import MET, random_layout
 from random_neighbours import random_neighbours
 from random_steps import random_program
+from traced_programs import normal_program
 from xla_equations import apply as by_xla
 from zoo.catalogue import PROGRAMS
 from zoo.program import Program

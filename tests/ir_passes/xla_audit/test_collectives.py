@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 from hlo_text import ADD, serialized
-from schedules import scheduled
+from traced_programs import scheduled
 
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values

@@ -10,7 +10,7 @@ import pytest
 from decoder_lanes import Residuals
 from flax import nnx
 from jax.sharding import PartitionSpec
-from normal_programs import normal_hash
+from traced_programs import normal_hash
 
 from ir_passes.jaxpr import ir
 from models import family_of

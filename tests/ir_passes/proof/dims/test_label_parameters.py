@@ -5,7 +5,7 @@ from typing import Any
 import pytest
 from instances.catalogue import BUILDERS, installed, instance
 from instances.meshes import BUILDERS as MESHES
-from normal_programs import normal_program
+from traced_programs import normal_program
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.dims.classes import fresh

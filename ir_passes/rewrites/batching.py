@@ -114,19 +114,19 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
     eqns, results, consts = emit(run, operands, lane_0[-1])
     replaced = [*pools.values(), *(eqn.outvars[0] for eqn in joins), *pieces]
     names: dict[ir.Var, ir.Atom] = dict(zip(replaced, results, strict=True))
-    before, after, _ = split_at(jaxpr.eqns, work.lane_of.keys() | {id(eqn) for eqn in joins})
-    late = {var for eqn in after for var in eqn.outvars}
-    if late.intersection(operands) or any(var in pools for eqn in after for var in ir.variables(eqn.invars)):
+    earlier_eqns, later_eqns, _ = split_at(jaxpr.eqns, work.lane_of.keys() | {id(eqn) for eqn in joins})
+    late = {var for eqn in later_eqns for var in eqn.outvars}
+    if late.intersection(operands) or any(var in pools for eqn in later_eqns for var in ir.variables(eqn.invars)):
         raise Different("no order of the equations reads every row before it is written")
-    order = [*before, *eqns, *(renamed(eqn, names) for eqn in after)]
+    order = [*earlier_eqns, *eqns, *(renamed(eqn, names) for eqn in later_eqns)]
     outvars = [rename(atom, names) for atom in jaxpr.outvars]
     return graph.with_program(rewriting.with_eqns(graph.program, order, outvars, consts))
 
 
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
     """Return results that other equations read: joins of all lanes, and single variables."""
-    made = {var for eqn in graph.program.jaxpr.eqns if id(eqn) in work.lane_of for var in eqn.outvars}
-    results = made - work.owners.accesses.versions.keys()
+    variables = {var for eqn in graph.program.jaxpr.eqns if id(eqn) in work.lane_of for var in eqn.outvars}
+    results = variables - work.owners.accesses.versions.keys()
     joins: list[ir.JaxprEqn] = []
     pieces = dict.fromkeys(var for var in ir.variables(graph.program.jaxpr.outvars) if var in results)
     for eqn in graph.program.jaxpr.eqns:
@@ -221,17 +221,17 @@ def split_at(
     Args:
         moved: ids of equations.
     """
-    before, after = list[ir.JaxprEqn](), list[ir.JaxprEqn]()
-    made, read, has_effects = set[ir.Var](), set[ir.Var](), False
+    earlier_eqns, later_eqns = list[ir.JaxprEqn](), list[ir.JaxprEqn]()
+    results, operands_after, has_effects = set[ir.Var](), set[ir.Var](), False
     for eqn in eqns:
         operands = ir.variables(eqn.invars)
-        overwrites = eqn.primitive.name in WRITES and not read.isdisjoint(operands[:1])
-        if id(eqn) in moved or not made.isdisjoint(operands) or overwrites or (eqn.effects and has_effects):
-            made.update(eqn.outvars)
-            read.update(operands)
+        overwrites = eqn.primitive.name in WRITES and not operands_after.isdisjoint(operands[:1])
+        if id(eqn) in moved or not results.isdisjoint(operands) or overwrites or (eqn.effects and has_effects):
+            results.update(eqn.outvars)
+            operands_after.update(operands)
             has_effects |= bool(eqn.effects)
             if id(eqn) not in moved:
-                after.append(eqn)
+                later_eqns.append(eqn)
         else:
-            before.append(eqn)
-    return before, after, read
+            earlier_eqns.append(eqn)
+    return earlier_eqns, later_eqns, operands_after

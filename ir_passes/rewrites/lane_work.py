@@ -98,11 +98,12 @@ class LaneOwners:
         """Record the parts of lanes that an equation cuts out of an array."""
         for var in eqn.outvars if eqn.primitive.name in _CUTS else ():
             lane, axis = self.accesses.lane(var), self.accesses.lane_axis(eqn.invars[0])
-            if lane is not None:
-                self.lane_of[var] = lane
-                self.selected.add(var)
-            if lane is not None and axis is not None:
-                self._cuts[self.accesses.value(var).number] = eqn.invars[0], axis
+            if lane is None:
+                continue
+            self.lane_of[var] = lane
+            self.selected.add(var)
+            if axis is not None and (number := self.accesses.value(var).number):
+                self._cuts[number] = eqn.invars[0], axis
 
 
 class Different(Exception):
@@ -156,7 +157,7 @@ class SameWork:
     def match(self) -> None:
         """Keep the work that every lane does, and the equations that it needs.
 
-        An equation that only some lanes have may be the first of a sum over lanes.
+        Some lanes may have more: lane 0 has the first equation of a sum over lanes.
 
         Raises:
             Different: every lane has work without a counterpart, or a write of a pool has none.
@@ -229,8 +230,8 @@ class SameWork:
                 raise Different(f"an old version of a row is read at {place}")
             counts[first] += eqn.primitive.name in WRITES
         jaxpr, middle = self.owners.accesses.graph.program.jaxpr, self.writes.keys() & updated
-        outside = [(eqn.invars, ir.source_of(eqn)) for eqn in jaxpr.eqns if id(eqn) not in self.lane_of]
-        for atoms, place in (*outside, (jaxpr.outvars, "the end")):
+        unmatched = [(eqn.invars, ir.source_of(eqn)) for eqn in jaxpr.eqns if id(eqn) not in self.lane_of]
+        for atoms, place in (*unmatched, (jaxpr.outvars, "the end")):
             if not middle.isdisjoint(ir.variables(atoms)):
                 raise Different(f"a version of a pool in between is read at {place}")
         return last

@@ -124,10 +124,10 @@ class _WriteOrder:
         on_path = {id(eqn) for writes in self._writes.values() for eqn in writes}
         names: dict[ir.Var, ir.Atom] = {}
         for eqn, _, successor in self._links:
+            if id(eqn) not in on_path or eqn.primitive.name not in ELEMENTWISE or successor not in self._results:
+                continue
             readers = [user for user in self.eqns if successor in user.invars and id(user) not in on_path]
-            is_fused = {user.primitive.name for user in readers} <= _FUSED | REDUCTIONS
-            is_write = id(eqn) in on_path and eqn.primitive.name in ELEMENTWISE and successor in self._results
-            if is_write and readers and is_fused:
+            if readers and {user.primitive.name for user in readers} <= _FUSED | REDUCTIONS:
                 (names[successor],) = ir.of_types([successor.aval])
         eqns: list[ir.JaxprEqn] = []
         for eqn in self.eqns:
@@ -141,17 +141,17 @@ class _WriteOrder:
 
     def _order(self, write: ir.JaxprEqn, views: set[ir.Var]) -> None:
         """Let a write wait for the last reads of these variables."""
-        before, after, late = split_at(self.eqns, {id(write)})
-        results, operand = self._last_reads(views, write, before, late | self._results), self._operand(write)
+        earlier_eqns, later_eqns, late = split_at(self.eqns, {id(write)})
+        results, operand = self._last_reads(views, write, earlier_eqns, late | self._results), self._operand(write)
         if results and operand is not None:
             new_eqns, (flagged,), consts = emit(_ordered, [write.invars[operand], *results], write)
             self.consts |= consts
             self.count += 1
             write = write.replace(invars=[*write.invars[:operand], flagged, *write.invars[operand + 1 :]])
-            self.eqns = [*before, *new_eqns, write, *after]
+            self.eqns = [*earlier_eqns, *new_eqns, write, *later_eqns]
 
     def _last_reads(
-        self, views: set[ir.Var], write: ir.JaxprEqn, before: Sequence[ir.JaxprEqn], late: set[ir.Var]
+        self, views: set[ir.Var], write: ir.JaxprEqn, earlier_eqns: Sequence[ir.JaxprEqn], late: set[ir.Var]
     ) -> list[ir.Var]:
         """Return results of earlier reads that a write must wait for.
 
@@ -159,11 +159,11 @@ class _WriteOrder:
             late: variables that the write and later equations read, and results of the program.
         """
         needed = set(ir.variables(write.invars))
-        for eqn in reversed(before):
+        for eqn in reversed(earlier_eqns):
             if not needed.isdisjoint(eqn.outvars):
                 needed.update(ir.variables(eqn.invars))
         read, results = set(views), list[ir.Var]()
-        for eqn in before:
+        for eqn in earlier_eqns:
             if read.isdisjoint(ir.variables(eqn.invars)) or not views.isdisjoint(eqn.outvars):
                 continue
             is_fused = eqn.primitive.name in _FUSED

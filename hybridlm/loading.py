@@ -42,7 +42,7 @@ from hybridlm.lm import LM
 from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.compilation_cache import STEPS, cache_of
 from hybridlm.programs.many_processes import ManyProcesses
-from hybridlm.programs.programs import Certify, Programs
+from hybridlm.programs.programs import Programs
 from hybridlm.programs.runner import Runner
 from hybridlm.programs.sanitized import Sanitizer
 from hybridlm.programs.start import Start
@@ -51,6 +51,7 @@ from hybridlm.steps.structure import flatten
 from hybridlm.text.tokenizer import Tokenizer
 from hybridlm.text_model import LoadedFiles
 from hybridlm.version import __version__
+from ir_passes.compile.proving import Certify
 from ir_passes.compile.stored import ExecutableStore
 from ir_passes.jaxpr.refused import require_threads
 

@@ -15,7 +15,7 @@ from hybridlm.engine.cache_size import check_cache
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
-from hybridlm.programs.programs import CERTIFY, Certify
+from ir_passes.compile.proving import CERTIFY, Certify
 from ir_passes.targets import Target
 from models import DecoderConfig
 from models.ops.kernels import check_mode

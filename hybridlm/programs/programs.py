@@ -14,7 +14,7 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any
 
 import jax
 
@@ -36,7 +36,7 @@ from hybridlm.steps.structure import Structure
 from hybridlm.steps.verify import verify_step
 from ir_passes import AuditError, Certificate, CompiledStep, IsolationError, LaneContract, compile_step
 from ir_passes.compile.planned_step import PlannedStep, plan_step
-from ir_passes.compile.proving import warn
+from ir_passes.compile.proving import Certify, warn
 from ir_passes.compile.stored import ExecutableStore, StoredStep
 from ir_passes.contract.statements import MeasuredClaim, Note, Statement
 from ir_passes.jaxpr import jax_private
@@ -47,8 +47,6 @@ from models.state.state import Role
 
 _log = logging.getLogger("hybridlm")
 
-Certify = Literal["error", "warn", "off"]
-CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 COPIED: tuple[Role, ...] = ("conv", "hidden")
 """Roles of small pools that a step may copy: convolution inputs shift by the step's tokens, and the MTP head reads the
 previous hidden state after the new one is written. On CPUs XLA writes both in place."""

@@ -72,7 +72,6 @@ def written_in_place(step: ProvedTrace, seconds: Timings) -> ProvedTrace | None:
 
 def make_certificate(
     step: ProvedTrace,
-    name: str,
     versions: Versions,
     scheduled: tuple[Scheduled, ...],
     program: CompiledProgram,
@@ -93,7 +92,7 @@ def make_certificate(
         not_covered.insert(0, NotCovered.COMPILED_PROGRAM.statement(why="it was not audited"))
     return Certificate(
         FORMAT,
-        name,
+        step.trace.name,
         step.certify,
         bound.lanes,
         len(of_one_device(proved.graph.program).jaxpr.eqns),

@@ -12,8 +12,8 @@ from jax.api_util import shaped_abstractify
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.proving import Certify
-from ir_passes.compile.stages import CERTIFY, LoweredStep, TracedStep, trace_step
+from ir_passes.compile.proving import Certify, require_certify
+from ir_passes.compile.stages import LoweredStep, TracedStep, trace_step
 from ir_passes.contract.contract import LaneContract
 from ir_passes.jaxpr import ir, jax_private
 from ir_passes.jaxpr.refused import check_hashable, require_threads
@@ -50,8 +50,7 @@ def isolated(
     Raises:
         ValueError: unknown `certify`.
     """
-    if certify not in CERTIFY:
-        raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+    require_certify(certify)
     prove = {"passes": passes, "certify": certify, "certificates": certificates}
     compile = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options}
 

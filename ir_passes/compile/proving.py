@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal, get_args
 
 from ir_passes.compile.certificate import Certificate
 from ir_passes.contract.statements import Statement
@@ -16,6 +16,7 @@ from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import PassReport, run_passes
 
 Certify = Literal["error", "warn", "off"]
+CERTIFY: tuple[Certify, ...] = get_args(Certify)
 
 
 class CertificationWarning(UserWarning):
@@ -39,6 +40,12 @@ class Proved:
     reused: Certificate | None = None
     passes: tuple[PassReport, ...] = ()
     faults: tuple[Statement, ...] = ()
+
+
+def require_certify(certify: Any) -> None:
+    """Raise ValueError for an unknown setting of `certify`."""
+    if certify not in CERTIFY:
+        raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
 
 
 @paused()

@@ -17,7 +17,7 @@ from ir_passes.compile.calling import Calling
 from ir_passes.compile.certificate_store import Key
 from ir_passes.compile.certifying import audited, has_copies, make_certificate, require_audit, written_in_place
 from ir_passes.compile.compiled_step import CompiledStep
-from ir_passes.compile.proving import Certify, prove_graph
+from ir_passes.compile.proving import Certify, prove_graph, require_certify
 from ir_passes.compile.stage import ProvedTrace, Stage
 from ir_passes.compile.versions import UNKNOWN, current_versions, is_as_imported
 from ir_passes.contract.contract import BoundContract, LaneContract
@@ -41,8 +41,6 @@ from ir_passes.rewrites.graph import Graph, Pass
 from ir_passes.rewrites.pipeline import DEFAULT_PASSES, PassReport
 from ir_passes.targets import Target, as_target
 from ir_passes.xla_audit.pool_copies import COMPILE_CALL
-
-CERTIFY: tuple[Certify, ...] = ("error", "warn", "off")
 
 
 def trace_step(
@@ -107,8 +105,7 @@ class TracedStep(Stage):
 
         Settings and errors are as for `compile_step`.
         """
-        if certify not in CERTIFY:
-            raise ValueError(f"certify: expected one of {', '.join(CERTIFY)}, got {certify!r}")
+        require_certify(certify)
         seconds = dict(self._seconds)
         graph = Graph(timed(seconds, "trace", step_form, self.jaxpr, self.bound), self.bound)
         called = bodies(graph.program.jaxpr, {**self.bound.opaque, **self.bound.grids})
@@ -227,7 +224,7 @@ class LoweredStep(Stage):
     def _certified(self, program: CompiledProgram, compiler_options: dict[str, Any] | None) -> CompiledStep:
         seconds, step = self._seconds, self._step
         versions = current_versions(compiler_options, device_of((self._trace.args, self._trace.kwargs)))
-        certificate = make_certificate(step, self._calling.name, versions, self._scheduled, program, seconds)
+        certificate = make_certificate(step, versions, self._scheduled, program, seconds)
         if step.store is not None and step.proved.reused is None and certificate.is_proof and is_as_imported():
             try:
                 step.key.keep(step.store, certificate)

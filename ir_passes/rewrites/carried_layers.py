@@ -12,6 +12,7 @@ from jax import numpy as jnp
 
 from ir_passes.contract.contract import Pool
 from ir_passes.jaxpr import ir, rewriting
+from ir_passes.jaxpr.bodies import maker
 from ir_passes.jaxpr.primitives import WRITES
 from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.graph import Graph
@@ -69,10 +70,9 @@ def _stacked_pools(graph: Graph) -> dict[int, list[StackedPool]]:
 def _source(eqn: ir.JaxprEqn, result: int, first: int) -> int | None:
     """Return the `xs` operand, from `first` on, that the body updates to a stacked result."""
     body = eqn.params["jaxpr"].jaxpr
-    made_by = {var: inner for inner in body.eqns for var in inner.outvars}
     atom = body.outvars[result]
-    while not isinstance(atom, ir.Literal) and atom in made_by and made_by[atom].primitive.name in WRITES:
-        atom = made_by[atom].invars[0]
+    while (write := maker(body, atom)) is not None and write.primitive.name in WRITES:
+        atom = write.invars[0]
     by_write = [operand for operand in range(first, len(eqn.invars)) if body.invars[operand] is atom]
     kind, carry = ir.types([eqn.outvars[result]]), ir.scan_counts(eqn)[1]
     sources = [operand for operand in range(first, len(eqn.invars)) if ir.types([eqn.invars[operand]]) == kind]
@@ -87,28 +87,23 @@ def _carried_scan(eqn: ir.JaxprEqn, stacked: Sequence[StackedPool]) -> Callable[
     places = [(operand - first, result - carries) for operand, result in stacked]  # among xs and ys
 
     def scan(*operands: jax.Array) -> list[jax.Array]:
-        arrays: list[Any] = list(operands[first:])
-        pools = [arrays[source] for source, _ in places]
-        for source, _ in places:
-            arrays[source] = None  # without leaves: the scan does not slice it
+        xs = dict(enumerate(operands[first:]))
+        pools = [xs.pop(source) for source, _ in places]
 
-        def run(state: Any, slices: Any) -> Any:
-            (carry, pools), (layer, xs) = state, list(slices)
-            for (source, _), pool in zip(places, pools, strict=True):
-                xs[source] = _layer(pool, layer)
-            results = body(*operands[:count], *carry, *xs)
-            ys: list[Any] = list(results[carries:])
-            updated = [_with_layer(pool, ys[to], layer) for (_, to), pool in zip(places, pools, strict=True)]
-            for _, to in places:
-                ys[to] = None
+        def run(state: Any, inputs: Any) -> Any:
+            (carry, pools), (layer, slices) = state, inputs
+            rows = {source: _layer(pool, layer) for (source, _), pool in zip(places, pools, strict=True)}
+            slices = slices | rows
+            results = body(*operands[:count], *carry, *(slices[k] for k in sorted(slices)))
+            ys = dict(enumerate(results[carries:]))
+            updated = [_with_layer(pool, ys.pop(to), layer) for (_, to), pool in zip(places, pools, strict=True)]
             return (results[:carries], updated), ys
 
         layers = jnp.arange(params["length"], dtype=jnp.int32)
         options = {name: params[name] for name in ("length", "reverse", "unroll")}
-        (carry, pools), ys = lax.scan(run, (list(operands[count:first]), pools), (layers, arrays), **options)
-        for (_, to), pool in zip(places, pools, strict=True):
-            ys[to] = pool
-        return [*carry, *ys]
+        (carry, pools), ys = lax.scan(run, (list(operands[count:first]), pools), (layers, xs), **options)
+        ys |= {to: pool for (_, to), pool in zip(places, pools, strict=True)}
+        return [*carry, *(ys[k] for k in sorted(ys))]
 
     return scan
 

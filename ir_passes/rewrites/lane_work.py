@@ -1,228 +1,279 @@
 """Lane of each equation, and the correspondence of all lanes' equal equations.
 
-A value belongs to lane b if it is entry b along a lane axis, lane b's row of a pool, or computed from values of lane b
-and of no other lane. Other values belong to no lane.
+A value belongs to lane b if it depends on lane b alone by the lane proof. Entries of an array along its lane axis, and
+entries of slot maps, are inputs of the lanes' work.
 
 The level of an equation counts how often lanes were mixed before it. Equations of one lane and level can all run before
 the equations that mix their results.
 """
 
-import math
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
-from typing import Any
+from collections import Counter, defaultdict
+from collections.abc import Hashable
+from math import prod
+from typing import Any, cast
+
+import jax.numpy as jnp
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.primitives import PARTS, WRITES
-from ir_passes.proof.owners import LaneRows, OneLane
-from ir_passes.rewrites.pool_access import READS, Box, PoolAccesses, SlotIndex
+from ir_passes.rewrites.pool_access import Box, PoolAccesses
 
-SELECTING = PARTS | {"dynamic_slice", "squeeze", "reshape", "broadcast_in_dim"}
+_CUTS = PARTS | {"dynamic_slice"}
+_SELECTING = _CUTS | {"squeeze", "reshape", "broadcast_in_dim"}
 """Primitives that select a part of an array and compute nothing."""
-
-
-@dataclass(frozen=True)
-class LaneEntry:
-    """Entry of a lane, or a part of it, along `dim` of an array."""
-
-    source: ir.Var
-    dim: int
-    lane: int
-    is_whole: bool
 
 
 class LaneOwners:
     """Lanes and levels of a graph's equations.
 
-    Args:
-        mixing: ids of equations that count as mixing lanes.
-
     Attributes:
-        eqns: level -> lane -> equations in order, without those that take an entry of an array.
-        entries: variable -> its entry of an array.
-        selected: entries of arrays and slot maps, and parts of them.
-        boxes: id of an equation -> box of its lane's row.
+        lane_of: variable -> lane; versions of pools have none.
+        levels: work of each level, without the equations that make entries.
+        selected: cuts out of arrays and entries of slot maps, and parts of them.
+        boxes: id of an equation -> part of its lane's row.
     """
 
-    def __init__(self, accesses: PoolAccesses, mixing: frozenset[int] = frozenset()) -> None:
-        self.accesses, self.mixing, self.lanes = accesses, mixing, accesses.graph.bound.lanes
+    def __init__(self, accesses: PoolAccesses) -> None:
+        self.accesses, self.lanes = accesses, accesses.graph.bound.lanes
         self.lane_of: dict[ir.Var, int] = {}
-        self.eqns: dict[int, dict[int, list[ir.JaxprEqn]]] = {}
-        self.entries: dict[ir.Var, LaneEntry] = {}
+        self.levels = defaultdict[int, SameWork](lambda: SameWork(self))
         self.selected: set[ir.Var] = set()
         self.boxes: dict[int, Box] = {}
+        self._cuts: dict[int, tuple[Any, int]] = {}  # number of a value -> array that it was cut out of, lane axis
         level_of, written = dict[ir.Var, int](), set[ir.Var]()  # versions of pools that one lane wrote
         for eqn in accesses.graph.program.jaxpr.eqns:
-            lane = None if eqn.effects or id(eqn) in mixing else self._lane(eqn)
             operands = ir.variables(eqn.invars)
-            mixed = {var for var in operands if lane is None and (var in self.lane_of or var in written)}
+            sources = [var for var in operands if var in self.lane_of]
+            lane = self._lane(eqn, {self.lane_of[var] for var in sources})
+            is_boxed = id(eqn) in self.boxes
+            mixed = set() if is_boxed else written.union(sources if lane is None else ())
             level = max((level_of.get(var, 0) + (var in mixed) for var in operands), default=0)
             level_of.update(dict.fromkeys(eqn.outvars, level))
+            if not sources and not is_boxed:
+                self._cut(eqn)
+            elif lane is not None:
+                is_entry = not is_boxed and self.entry(eqn.outvars[0]) is not None
+                is_part = eqn.primitive.name in _SELECTING and not is_boxed and self.selected.issuperset(sources)
+                if is_entry or is_part:
+                    self.selected.update(eqn.outvars)
+                if not is_entry:
+                    self.levels[level].add(eqn, lane)
+                versions = {var for var in eqn.outvars if var in accesses.versions}
+                written |= versions
+                self.lane_of.update((var, lane) for var in eqn.outvars if var not in versions)
+
+    def entry(self, var: ir.Var) -> tuple[Any, int] | None:
+        """Return the array and axis that a variable is the lane's entry of, else None.
+
+        The variable may be reshaped.
+        """
+        value = self.accesses.value(var)
+        slots = self.accesses.slot_map(value) if ir.shape_of(var) == () else None
+        entry = self._cuts.get(value.number) if slots is None else (slots, 0)
+        size = self.lanes * prod(ir.shape_of(var))
+        is_whole = entry and prod(ir.shape_of(entry[0])) == size and ir.dtype_of(entry[0]) == ir.dtype_of(var)
+        return entry if is_whole else None
+
+    def is_work(self, eqn: ir.JaxprEqn) -> bool:
+        """True for an access to a pool, or a computation other than of an index."""
+        is_index = all(
+            prod(ir.shape_of(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars
+        )
+        return id(eqn) in self.boxes or not (eqn.primitive.name in _SELECTING or is_index)
+
+    def _lane(self, eqn: ir.JaxprEqn, lanes: set[int]) -> int | None:
+        """Return the lane of an equation with operands of `lanes`; record its box."""
+        row = self.accesses.box(eqn)
+        owners = {self.accesses.lane(var) for var in eqn.outvars} if row is None else {row[0]}
+        if len(owners) != 1 or not owners >= lanes or eqn.effects:
+            return None
+        if row is not None:
+            self.boxes[id(eqn)] = row[1]
+        return owners.pop()
+
+    def _cut(self, eqn: ir.JaxprEqn) -> None:
+        """Record the parts of lanes that an equation cuts out of an array."""
+        for var in eqn.outvars if eqn.primitive.name in _CUTS else ():
+            lane, axis = self.accesses.lane(var), self.accesses.lane_axis(eqn.invars[0])
             if lane is None:
                 continue
-            if len(eqn.outvars) == 1 and id(eqn) not in self.boxes and self._selects(eqn):
-                self.selected.update(eqn.outvars)
-            if eqn.outvars[0] not in self.entries:
-                self.eqns.setdefault(level, {}).setdefault(lane, []).append(eqn)
-            written.update(var for var in eqn.outvars if var in accesses.versions)
-            self.lane_of.update((var, lane) for var in eqn.outvars if var not in accesses.versions)
-
-    def _lane(self, eqn: ir.JaxprEqn) -> int | None:
-        """Return the lane of an equation; record its entry or its box."""
-        lanes = {self.lane_of[var] for var in ir.variables(eqn.invars) if var in self.lane_of}
-        if len(lanes) > 1:
-            return None
-        lane = next(iter(lanes), None)
-        if self.accesses.versions_in(eqn):
-            box = self.accesses.box(eqn)
-            owner = None if box is None else self._owner_of_row(eqn, box)
-            if box is not None and owner is not None and lane in (None, owner):
-                self.boxes[id(eqn)] = box
-                return owner
-            return lane if eqn.primitive.name in READS else None
-        if eqn.primitive.name in ("split", "unstack"):
-            self._split(eqn)
-            return None
-        entry = self._entry(eqn) if lane is None else None
-        if entry is None:
-            return lane
-        self.entries[eqn.outvars[0]] = entry
-        return entry.lane
-
-    def _owner_of_row(self, eqn: ir.JaxprEqn, box: Box) -> int | None:
-        if isinstance(box.row, SlotIndex):
-            return box.row.lane if box.row.map in self.accesses.distinct else None
-        return box.row if self._lane_axis(eqn.invars[0]) == box.axis else None
-
-    def _entry(self, eqn: ir.JaxprEqn) -> LaneEntry | None:
-        if eqn.primitive.name not in ("slice", "dynamic_slice") or set(eqn.params.get("strides") or ()) - {1}:
-            return None
-        source, owner = eqn.invars[0], self.accesses.value(eqn.outvars[0]).owner
-        axis = self._lane_axis(source)
-        if axis is None or isinstance(source, ir.Literal) or ir.shape_of(eqn.outvars[0])[axis] != 1:
-            return None
-        lane = owner.lane if isinstance(owner, OneLane) and not owner.packed else None
-        is_whole = math.prod(ir.shape_of(source)) == self.lanes * math.prod(ir.shape_of(eqn.outvars[0]))
-        return LaneEntry(source, axis, lane, is_whole) if isinstance(lane, int) else None
-
-    def _selects(self, eqn: ir.JaxprEqn) -> bool:
-        """True for an entry of an array or slot map, or a part of it."""
-        (result,), operands = eqn.outvars, [var for var in ir.variables(eqn.invars) if var in self.lane_of]
-        if result in self.entries or (isinstance(self.accesses.index(result), SlotIndex) and ir.shape_of(result) == ()):
-            return True
-        return eqn.primitive.name in SELECTING and self.selected.issuperset(operands)
-
-    def _lane_axis(self, source: ir.Atom) -> int | None:
-        """Return the axis with an entry per lane, in order, or None."""
-        owner = self.accesses.value(source).owner
-        if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
-            return None
-        return owner.axis if ir.shape_of(source)[owner.axis] == self.lanes else None
-
-    def _split(self, eqn: ir.JaxprEqn) -> None:
-        (source,), axis = eqn.invars, eqn.params["axis"]
-        if isinstance(source, ir.Literal) or self._lane_axis(source) != axis or len(eqn.outvars) != self.lanes:
-            return
-        for lane, var in enumerate(eqn.outvars):
-            self.lane_of[var], self.entries[var] = lane, LaneEntry(source, axis, lane, True)
+            self.lane_of[var] = lane
             self.selected.add(var)
+            if axis is not None and (number := self.accesses.value(var).number):
+                self._cuts[number] = eqn.invars[0], axis
 
 
 class Different(Exception):
     """Two lanes differ, or their work cannot be batched; the message has the line."""
 
 
+_Key = tuple[Hashable, ...]
+"""Primitive, types, box, parameters and operands of an equation, and the number of the lane's equations like it."""
+
+
 class SameWork:
-    """Corresponding equations of all lanes.
+    """Corresponding equations of all lanes in one level.
 
     Attributes:
-        lanes: lane -> equations; the k-th equations of all lanes correspond.
-        alike: variable of lane 0 -> lane -> corresponding variable.
-        made: results of all equations.
-        ids: ids of the equations of all lanes.
-
-    Raises:
-        Different: two lanes differ.
+        lanes: lane -> equations by key; after `match`, each has a counterpart in every lane.
+        lane_of: id of an equation -> lane.
+        writes: version of a pool -> lane and equation that made it.
+        count: number of lane 0's matched equations, except those that select parts of arrays.
     """
 
-    def __init__(self, owners: LaneOwners, lanes: Sequence[Sequence[ir.JaxprEqn]]) -> None:
-        self.owners, self.lanes, self.alike = owners, lanes, dict[ir.Var, dict[int, ir.Var]]()
-        self.made = {var for eqns in lanes for eqn in eqns for var in eqn.outvars}
-        self.ids = frozenset(id(eqn) for eqns in lanes for eqn in eqns)
-        for lane, eqns in enumerate(lanes):
-            for eqn, other in zip(lanes[0], eqns, strict=False):
-                if difference := self._difference(eqn, other, lane):
-                    place = f"{other.primitive.name} at {ir.source_of(other)}"
-                    raise Different(f"lanes 0 and {lane} differ in {difference} of {place}")
-                for var, other_var in zip(eqn.outvars, other.outvars, strict=True):
-                    self.alike.setdefault(var, {})[lane] = other_var
-            if len(eqns) != len(lanes[0]):
-                raise Different(f"lane 0 has {len(lanes[0])} equations, lane {lane} has {len(eqns)}")
+    count = 0
 
-    def first_version(self, version: ir.Atom) -> ir.Var:
-        """Return the version of a pool before this work."""
-        makers = self.owners.accesses.makers
-        while version in makers and id(makers[version]) in self.ids:
-            version = makers[version].invars[0]
-        assert not isinstance(version, ir.Literal)
-        return version
+    def __init__(self, owners: LaneOwners) -> None:
+        self.owners, self.lane_of = owners, dict[int, int]()
+        self.lanes: list[dict[_Key, ir.JaxprEqn]] = [{} for _ in range(owners.lanes)]
+        self.writes: dict[ir.Var, tuple[int, ir.JaxprEqn]] = {}
+        self._numbers: dict[_Key, int] = {}
+        self._forms: dict[ir.Var, Hashable] = {}  # equal for corresponding variables
+        self._by_lane = defaultdict[Hashable, dict[int, ir.Var]](dict)  # form -> lane -> variable
+        self._counts = Counter[Hashable]()  # lane -> inputs; lane and key -> equations
+
+    def add(self, eqn: ir.JaxprEqn, lane: int) -> None:
+        """Add the next equation of a lane."""
+        box, operands = self.box(eqn), cast(list[Hashable], [None] * len(eqn.invars))
+        for i in range(len(operands))[updates_of(eqn) if box else slice(None)]:
+            operands[i] = self._form(eqn.invars[i], lane)
+        if box:
+            operands[0] = self.first_version(eqn.invars[0], lane)
+        params = None if box else fingerprint(computing_params(eqn))
+        key: _Key = eqn.primitive.name, tuple(ir.types([*eqn.invars, *eqn.outvars])), box, params, *operands
+        self._counts[lane, key] += 1
+        key = *key, self._counts[lane, key]
+        self.lanes[lane][key] = eqn
+        self.lane_of[id(eqn)] = lane
+        if box and eqn.primitive.name in WRITES:
+            self.writes[eqn.outvars[0]] = lane, eqn
+        number = self._numbers.setdefault(key, len(self._numbers))
+        for index, var in enumerate(eqn.outvars):
+            self._record(var, (number, index), lane)
+
+    def match(self) -> None:
+        """Keep the work that every lane does, and the equations that it needs.
+
+        Some lanes may have more: lane 0 has the first equation of a sum over lanes.
+
+        Raises:
+            Different: every lane has work without a counterpart, or a write of a pool has none.
+        """
+        common = set.intersection(*map(set, self.lanes))
+        self._check([[(key, eqn) for key, eqn in eqns.items() if key not in common] for eqns in self.lanes])
+        matched = {key: eqn for key, eqn in self.lanes[0].items() if key in common}
+        self.count = sum(self.owners.selected.isdisjoint(eqn.outvars) for eqn in matched.values())
+        needed, keys = set[ir.Var](), list[_Key]()
+        for key, eqn in reversed(matched.items()):
+            if self.owners.is_work(eqn) or not needed.isdisjoint(eqn.outvars):
+                needed.update(self.operands(eqn))
+                keys.append(key)
+        self.lanes = [{key: eqns[key] for key in reversed(keys)} for eqns in self.lanes]
+        self.lane_of = {id(eqn): lane for lane, eqns in enumerate(self.lanes) for eqn in eqns.values()}
+
+    def box(self, eqn: ir.JaxprEqn) -> Box | None:
+        return self.owners.boxes.get(id(eqn))
+
+    def operands(self, eqn: ir.JaxprEqn) -> list[ir.Var]:
+        """Return the variables that an equation uses, of an access only the updates."""
+        return ir.variables(eqn.invars[updates_of(eqn)] if self.box(eqn) else eqn.invars)
+
+    def inputs(self) -> list[ir.Var]:
+        """Return the variables of lane 0 that its equations use and do not make."""
+        eqns = self.lanes[0].values()
+        results = {var for eqn in eqns for var in eqn.outvars}
+        used = dict.fromkeys(var for eqn in eqns for var in self.operands(eqn))
+        return [var for var in used if var in self.owners.lane_of and var not in results]
 
     def by_lane(self, var: ir.Var) -> list[ir.Var]:
-        """Return the variables that correspond to one of lane 0."""
-        return [self.alike[var][lane] for lane in range(len(self.lanes))]
+        """Return the variables of all lanes that correspond to one of them."""
+        lanes = self._by_lane[self._forms[var]]
+        return [lanes[lane] for lane in range(self.owners.lanes)]
 
-    def entry(self, var: ir.Var) -> LaneEntry | None:
-        """Return lane 0's entry if all lanes have their entries of one array."""
-        first, *entries = (self.owners.entries.get(other) for other in self.by_lane(var))
-        if first is None or not first.is_whole:
-            return None
-        return first if entries == [replace(first, lane=lane) for lane in range(1, len(self.lanes))] else None
+    def sources(self, var: ir.Var) -> list[ir.Var]:
+        """Return the array of all lanes' entries for an input, else the lanes' inputs."""
+        entry = self.owners.entry(var)
+        return self.by_lane(var) if entry is None else [entry[0]]
 
-    def _difference(self, eqn: ir.JaxprEqn, other: ir.JaxprEqn, lane: int) -> str:
-        if eqn.primitive is not other.primitive:
-            return f"{eqn.primitive.name} instead"
-        if ir.types([*eqn.invars, *eqn.outvars]) != ir.types([*other.invars, *other.outvars]):
-            return "the types"
-        box, other_box = (self.owners.boxes.get(id(each)) for each in (eqn, other))
-        if box is not None and other_box is not None:
-            if not _same_box(box, other_box, lane):
-                return "the box"
-        elif box is not other_box:
-            return "the row"
-        if eqn.primitive.name == "slice" and box is not None:
-            return ""
-        if eqn.params is not other.params:
-            if fingerprint(computing_params(eqn)) != fingerprint(computing_params(other)):
-                return "the parameters"
-        compared = list(range(len(eqn.invars)))[slice(None) if box is None else updates_of(eqn)]
-        different = (i for i in compared if not self._same(eqn.invars[i], other.invars[i]))
-        return next((f"operand {i}" for i in different), "")
+    def first_version(self, version: ir.Atom, lane: int = 0) -> tuple[ir.Var, int]:
+        """Return a pool's version before this work, and the lane's number of writes since."""
+        writes = 0
+        while version in self.writes:
+            writer, eqn = self.writes[version]
+            writes, version = writes + (writer == lane), eqn.invars[0]
+        return version, writes
 
-    def _same(self, atom: ir.Atom, other: ir.Atom) -> bool:
-        """True for equal values of no lane, and for corresponding values of lanes."""
-        if isinstance(atom, ir.Literal) or isinstance(other, ir.Literal):
-            literals = isinstance(atom, ir.Literal) and isinstance(other, ir.Literal)
-            return literals and to_numpy(atom.val).tobytes() == to_numpy(other.val).tobytes()
-        lane_of, value = self.owners.lane_of, self.owners.accesses.value
-        if atom not in lane_of and other not in lane_of:
-            return ir.types([atom]) == ir.types([other]) and value(atom).number == value(other).number
-        if atom not in lane_of or other not in lane_of:
-            return False
-        if {atom, other} & self.made:
-            return self.alike.get(atom, {}).get(lane_of[other]) is other
-        return self.alike.setdefault(atom, {}).setdefault(lane_of[other], other) is other
+    def last_versions(self) -> dict[ir.Var, ir.Var]:
+        """Return the last version of each written pool by its first.
+
+        Raises:
+            Different: accesses that have another order if all lanes write at once.
+        """
+        last, updated = dict[ir.Var, ir.Var](), set[ir.Atom]()
+        for version, (_, eqn) in self.writes.items():
+            if eqn.invars[0] in updated:
+                raise Different(f"a version of a pool is written twice at {ir.source_of(eqn)}")
+            updated.add(eqn.invars[0])
+            last[self.first_version(version)[0]] = version
+        maps, counts = dict[ir.Var, ir.Var | None](), Counter[ir.Var]()
+        for eqn in self.lanes[0].values():
+            box, place = self.box(eqn), ir.source_of(eqn)
+            first, count = self.first_version(eqn.invars[0]) if box else (None, 0)
+            if box is None or first not in last:
+                continue
+            if maps.setdefault(first, box.map) is not box.map:
+                raise Different(f"rows of two slot maps are used at {place}")
+            if count != counts[first]:
+                raise Different(f"an old version of a row is read at {place}")
+            counts[first] += eqn.primitive.name in WRITES
+        jaxpr, middle = self.owners.accesses.graph.program.jaxpr, self.writes.keys() & updated
+        unmatched = [(eqn.invars, ir.source_of(eqn)) for eqn in jaxpr.eqns if id(eqn) not in self.lane_of]
+        for atoms, place in (*unmatched, (jaxpr.outvars, "the end")):
+            if not middle.isdisjoint(ir.variables(atoms)):
+                raise Different(f"a version of a pool in between is read at {place}")
+        return last
+
+    def _form(self, atom: ir.Atom, lane: int) -> Hashable:
+        """Return a key of a value, equal for the corresponding values of all lanes.
+
+        Equal values of no lane have equal keys. Entries correspond if they are of one array; other inputs in the order
+        of their first use.
+        """
+        if isinstance(atom, ir.Literal):
+            return to_numpy(atom.val).tobytes()
+        if atom not in self.owners.lane_of:
+            return "shared", self.owners.accesses.value(atom).number
+        if atom not in self._forms:
+            entry = self.owners.entry(atom)
+            self._counts[lane] += entry is None
+            self._record(atom, (entry or self._counts[lane], *ir.types([atom])), lane)
+        return self._forms[atom]
+
+    def _record(self, var: ir.Var, form: Hashable, lane: int) -> None:
+        self._forms[var] = form
+        self._by_lane[form][lane] = var
+
+    def _check(self, single: list[list[tuple[_Key, ir.JaxprEqn]]]) -> None:
+        """Raise Different if equations without a counterpart are every lane's work, or a write."""
+        work = [[(key, eqn) for key, eqn in eqns if self.owners.is_work(eqn)] for eqns in single]
+        if not all(work) and not any(eqn.outvars[0] in self.writes for eqns in work for _, eqn in eqns):
+            return
+        for lane, eqns in enumerate(work):
+            for (key, _), (other_key, other) in zip(work[0], eqns, strict=False):
+                if key != other_key:
+                    difference, place = _difference(key, other_key), f"{other_key[0]} at {ir.source_of(other)}"
+                    raise Different(f"lanes 0 and {lane} differ in {difference} of {place}")
+            if len(eqns) != len(work[0]):
+                raise Different(f"lane 0 has {len(self.lanes[0])} equations, lane {lane} has {len(self.lanes[lane])}")
 
 
-def _same_box(box: Box, other: Box, lane: int) -> bool:
-    """True for the same box of lane 0's row and of another lane's row."""
-    rows: tuple[Any, Any] = (0, lane)
-    if isinstance(box.row, SlotIndex):
-        rows = SlotIndex(box.row.map, 0), SlotIndex(box.row.map, lane)
-    columns = [[start for dim, start in enumerate(each.starts) if dim != each.axis] for each in (box, other)]
-    return (box.row, other.row) == rows and box.sizes == other.sizes and columns[0] == columns[1]
+def _difference(key: _Key, other: _Key) -> str:
+    place = next(i for i, (a, b) in enumerate(zip(key, other, strict=False)) if a != b)
+    labels = f"{key[0]} instead", "the types", "the box", "the parameters"
+    return labels[place] if place < len(labels) else f"operand {place - len(labels)}"
 
 
 def updates_of(eqn: ir.JaxprEqn) -> slice:
@@ -230,47 +281,3 @@ def updates_of(eqn: ir.JaxprEqn) -> slice:
     if eqn.primitive.name == "dynamic_update_slice":
         return slice(1, 2)
     return slice(2, 3) if eqn.primitive.name in WRITES else slice(0, 0)
-
-
-def written_pools(work: SameWork) -> dict[ir.Var, ir.Var]:
-    """Return the first and last version of each written pool; Different for reads in between."""
-    owners, accesses = work.owners, work.owners.accesses
-    last: dict[ir.Var, ir.Var] = {}
-    order: dict[ir.Var, int] = {}  # version -> number of writes before it
-    for eqn in accesses.graph.program.jaxpr.eqns:
-        if id(eqn) not in work.ids or id(eqn) not in owners.boxes or eqn.primitive.name not in WRITES:
-            continue
-        (version,), result = ir.variables(eqn.invars[:1]), eqn.outvars[0]
-        start = work.first_version(version)
-        if version is not last.get(start, version) or len(accesses.writers[version]) != 1:
-            raise Different(f"a version of a pool is written twice at {ir.source_of(eqn)}")
-        order[result] = order.setdefault(version, 0) + 1
-        last[start] = result
-    for eqns in work.lanes:
-        _check_reads(work, eqns, order)
-    outputs = {id(atom) for atom in accesses.graph.program.jaxpr.outvars}
-    for version in order.keys() - last.keys() - set(last.values()):
-        readers = [eqn for eqn in accesses.readers[version] if id(eqn) not in work.ids]
-        if readers or id(version) in outputs:
-            place = ir.source_of(readers[0]) if readers else "the end"
-            raise Different(f"a version of a pool in between is read at {place}")
-    return last
-
-
-def _check_reads(work: SameWork, eqns: Sequence[ir.JaxprEqn], order: dict[ir.Var, int]) -> None:
-    """Check that each read sees the lane's earlier writes and no later write."""
-    written, maps = dict[ir.Var, int](), dict[ir.Var, int | None]()
-    for eqn in eqns:
-        for version in work.owners.accesses.versions_in(eqn):
-            start, place, box = work.first_version(version), ir.source_of(eqn), work.owners.boxes.get(id(eqn))
-            if start not in order:
-                continue
-            if box is None:
-                raise Different(f"{eqn.primitive.name} at {place} reads more of a pool than its lane's row")
-            slots = box.row.map if isinstance(box.row, SlotIndex) else None
-            if maps.setdefault(start, slots) != slots:
-                raise Different(f"rows of two slot maps are used at {place}")
-            if eqn.primitive.name in WRITES:
-                written[start] = order[eqn.outvars[0]]
-            elif written.get(start, 0) > order[version]:
-                raise Different(f"an old version of a row is read at {place}")

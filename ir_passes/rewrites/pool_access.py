@@ -1,55 +1,38 @@
-"""Boxes of pools that each equation reads and writes.
+"""Parts of pools that equations read and write, from values of the lane proof.
 
-The versions of a pool are the input and each array that an update made from a version. A box has a start and a length
-along each dimension; a known start is a constant or an entry of a slot map.
+The versions of a pool are the input and each array that an update made from a version.
 """
 
-from collections import defaultdict
-from collections.abc import Iterable
+import math
 from dataclasses import dataclass
 
 from ir_passes.contract.contract import Pool, SlotMap
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.primitives import INDEXED, WRITES
 from ir_passes.proof.lane_proof import walk
-from ir_passes.proof.owners import OneLane
+from ir_passes.proof.owners import LaneRows, OneLane
 from ir_passes.proof.prover import Prover
-from ir_passes.proof.rules.addressing.access import Access, of_gather, of_scatter, of_slice
+from ir_passes.proof.rules.addressing.access import of_gather, of_scatter, of_slice
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import SlotEntry, Value
 from ir_passes.rewrites.graph import Graph
 
-READS = INDEXED - WRITES | {"slice"}
-
-
-@dataclass(frozen=True)
-class SlotIndex:
-    """A lane's entry of the slot map at input position `map`."""
-
-    map: int
-    lane: int
-
-
-IndexFact = int | SlotIndex
-"""Equal elements of an index: an integer, or an entry of a slot map."""
-
 
 @dataclass(frozen=True)
 class Box:
-    """The box of a pool that an equation reads or writes.
+    """The part of a lane's row that an equation reads or writes.
 
     Attributes:
+        map: the slot map with the row; None if row i belongs to lane i.
         axis: row axis of the pool.
-        starts: along each dimension; None if unknown.
+        starts: along each dimension, 0 along `axis`; None if unknown.
+        sizes: 1 along `axis`.
     """
 
+    map: ir.Var | None
     axis: int
-    starts: tuple[IndexFact | None, ...]
+    starts: tuple[int | None, ...]
     sizes: tuple[int, ...]
-
-    @property
-    def row(self) -> IndexFact | None:
-        return self.starts[self.axis] if self.sizes[self.axis] == 1 else None
 
 
 class PoolAccesses:
@@ -57,11 +40,6 @@ class PoolAccesses:
 
     Attributes:
         versions: version -> position of the pool among the inputs.
-        readers: version -> equations with the version as an operand, except its updates.
-        writers: version -> equations that update the version.
-        makers: version -> the update that made the version.
-        distinct: slot maps with distinct entries on active lanes.
-        sizes: input position of each slot map -> its size.
     """
 
     def __init__(self, graph: Graph) -> None:
@@ -70,80 +48,85 @@ class PoolAccesses:
         walk(self._prover, graph.program)
         jaxpr, inputs = graph.program.jaxpr, list(enumerate(graph.bound.inputs))
         self._env = self._prover.values[jaxpr]
-        self.sizes = {i: leaf.entry.size for i, leaf in inputs if isinstance(leaf.entry, SlotMap)}
-        self.distinct = {i for i, leaf in inputs if isinstance(leaf.entry, SlotMap) and leaf.entry.role != "read"}
-        self.axes = {i: leaf.entry.axis for i, leaf in inputs if isinstance(leaf.entry, Pool)}
-        self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in self.axes}
-        self.readers, self.writers = (defaultdict[ir.Var, list[ir.JaxprEqn]](list) for _ in range(2))
-        self.makers: dict[ir.Var, ir.JaxprEqn] = {}
+        maps = [(jaxpr.invars[i], leaf.entry) for i, leaf in inputs if isinstance(leaf.entry, SlotMap)]
+        self._distinct = {slots: entry.size for slots, entry in maps if entry.role != "read"}
+        self._axes = {i: leaf.entry.axis for i, leaf in inputs if isinstance(leaf.entry, Pool)}
+        self.versions: dict[ir.Var, int] = {jaxpr.invars[i]: i for i in self._axes}
         for eqn in jaxpr.eqns:
-            updated = eqn.invars[0] if eqn.primitive.name in WRITES else None
-            for version in dict.fromkeys(self.versions_in(eqn)):
-                (self.writers if version is updated else self.readers)[version].append(eqn)
-            if updated in self.versions and not isinstance(eqn.outvars[0], ir.DropVar):
-                self.versions[eqn.outvars[0]] = self.versions[updated]
-                self.makers[eqn.outvars[0]] = eqn
-
-    def versions_in(self, eqn: ir.JaxprEqn) -> list[ir.Var]:
-        return [var for var in ir.variables(eqn.invars) if var in self.versions]
+            if eqn.primitive.name in WRITES and not isinstance(eqn.invars[0], ir.Literal):
+                updated = self.versions.get(eqn.invars[0])
+                self.versions.update({} if updated is None else {eqn.outvars[0]: updated})
 
     def value(self, atom: ir.Atom) -> Value:
         return self._prover.read(self._env, atom)
 
-    def index(self, atom: ir.Atom) -> IndexFact | None:
-        """Return the constant or slot-map entry in all elements, or None."""
-        return _fact(self.value(atom))
+    def lane(self, atom: ir.Atom) -> int | None:
+        """Return the lane that all elements depend on, or None."""
+        return _lane(self.value(atom))
 
-    def box(self, eqn: ir.JaxprEqn) -> Box | None:
-        """Return the box of an access to one pool; None for strides or several windows."""
-        versions = self.versions_in(eqn)
-        if len(versions) != 1 or versions[0] is not eqn.invars[0] or eqn.primitive.name not in READS | WRITES:
+    def lane_axis(self, atom: ir.Atom) -> int | None:
+        """Return the axis with one index per lane, in order, or None."""
+        owner = self.value(atom).owner
+        if not isinstance(owner, LaneRows) or owner != LaneRows(owner.axis):
             return None
-        shape, axis = ir.shape_of(versions[0]), self.axes[self.versions[versions[0]]]
-        if eqn.primitive.name == "slice":
-            sizes, starts = ir.shape_of(eqn.outvars[0]), dict[int, IndexFact | None]()
-            starts.update(enumerate(eqn.params["start_indices"]))
-            is_single = all(stride == 1 for stride in eqn.params["strides"] or ())
+        return owner.axis if ir.shape_of(atom)[owner.axis] == self.graph.bound.lanes else None
+
+    def slot_map(self, value: Value) -> ir.Var | None:
+        """Return the slot map with the lane's entry in all elements, or None."""
+        fact = value.fact
+        if not isinstance(fact, SlotEntry) or fact != SlotEntry(fact.leaf) or _lane(value) is None:
+            return None
+        return self.graph.program.jaxpr.invars[fact.leaf]
+
+    def box(self, eqn: ir.JaxprEqn) -> tuple[int, Box] | None:
+        """Return the lane of an access to its row, and the part of the row."""
+        pool, *operands = eqn.invars or [None]
+        is_access = eqn.primitive.name in INDEXED | {"slice"} and not isinstance(pool, ir.Literal)
+        if not is_access or pool not in self.versions or not self.versions.keys().isdisjoint(ir.variables(operands)):
+            return None
+        window, axis, shape = self._window(eqn), self._axes[self.versions[pool]], ir.shape_of(pool)
+        if window is None or window[0][axis] != 1:
+            return None
+        sizes, columns = window
+        row = columns.get(axis, Value())
+        slots = self.slot_map(row)
+        if slots is not None:
+            # entries of a map of role "read" may be equal; primitives clamp or drop an entry out of bounds
+            lane = _lane(row) if self._distinct.get(slots, math.inf) <= shape[axis] else None
         else:
-            access = self._access(eqn)
-            sizes, starts = access.sizes, {dim: _fact(value) for dim, value in access.columns.items()}
-            is_single = access.scalar and not access.paired
-        dims = enumerate(zip(sizes, shape, strict=True))
-        box_starts = tuple(self._in_bounds(starts.get(dim, 0), *lengths, dim == axis) for dim, lengths in dims)
-        return Box(axis, box_starts, tuple(sizes)) if is_single else None
+            lane = _start(row, shape[axis] - 1) if self.lane_axis(pool) == axis else None
+        if lane is None:
+            return None
+        limits = {dim: shape[dim] - sizes[dim] for dim in columns if dim != axis}
+        starts = (_start(columns[dim], limits[dim]) if dim in limits else 0 for dim in range(len(shape)))
+        return lane, Box(slots, axis, tuple(starts), tuple(sizes))
 
-    def _access(self, eqn: ir.JaxprEqn) -> Access:
+    def _window(self, eqn: ir.JaxprEqn) -> tuple[tuple[int, ...], dict[int, Value]] | None:
+        """Return sizes and starts of an access; None for strides or several windows."""
+        name, values = eqn.primitive.name, tuple(map(self.value, eqn.invars))
+        if name == "slice":
+            starts = {dim: Value(range=(start, start)) for dim, start in enumerate(eqn.params["start_indices"])}
+            return None if set(eqn.params["strides"] or ()) - {1} else (ir.shape_of(eqn.outvars[0]), starts)
         site = Site(self._prover, eqn, self.graph.program.jaxpr, 0, self._env, ir.shapes(eqn.invars))
-        values = tuple(map(self.value, eqn.invars))
-        if eqn.primitive.name == "gather":
-            return of_gather(site, values[1])
-        if eqn.primitive.name == "dynamic_slice":
-            return of_slice(site, values[1:], site.shape)
-        if eqn.primitive.name == "dynamic_update_slice":
-            return of_slice(site, values[2:], site.shapes[1])
-        return of_scatter(site, values[1])
+        if name == "gather":
+            access = of_gather(site, values[1])
+        elif name == "dynamic_slice":
+            access = of_slice(site, values[1:], site.shape)
+        elif name == "dynamic_update_slice":
+            access = of_slice(site, values[2:], site.shapes[1])
+        else:
+            access = of_scatter(site, values[1])
+        return (access.sizes, access.columns) if access.scalar and not access.paired else None
 
-    def _in_bounds(self, start: IndexFact | None, length: int, size: int, is_row: bool) -> IndexFact | None:
-        """Return a start that no primitive clamps or drops, else None."""
-        if length == size:
-            return 0
-        if isinstance(start, int):
-            return start if 0 <= start <= size - length else None
-        if isinstance(start, SlotIndex) and is_row and length == 1 and self.sizes[start.map] <= size:
-            return start
+
+def _lane(value: Value) -> int | None:
+    owner = value.owner
+    if not isinstance(owner, OneLane) or owner != OneLane(owner.lane):
         return None
+    return owner.lane if isinstance(owner.lane, int) else None
 
 
-def _fact(value: Value) -> IndexFact | None:
-    owner, fact = value.owner, value.fact
-    if isinstance(fact, SlotEntry) and fact == SlotEntry(fact.leaf) and isinstance(owner, OneLane):
-        lane = owner.lane if owner == OneLane(owner.lane) else None
-        return SlotIndex(fact.leaf, lane) if isinstance(lane, int) else None
-    low, high = value.range or (0, 1)
-    return low if low == high else None
-
-
-def pool_names(graph: Graph, positions: Iterable[int]) -> str:
-    entries = [graph.bound.inputs[i].entry for i in positions]
-    names = dict.fromkeys(repr(entry.group) for entry in entries if isinstance(entry, Pool))
-    return ("pool " if len(names) == 1 else "pools ") + ", ".join(names)
+def _start(value: Value, last: int) -> int | None:
+    """Return a constant start that no primitive clamps or drops, else None."""
+    low, high = value.range or (0, -1)
+    return low if low == high and 0 <= low <= last else None

@@ -18,7 +18,7 @@ from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.jaxpr.primitives import ELEMENTWISE, MOVES, PARTS, REDUCTIONS, WRITES
 from ir_passes.jaxpr.rewriting import bytes_of, emit, is_view, renamed
-from ir_passes.rewrites.batching import schedule
+from ir_passes.rewrites.batching import split_at
 from ir_passes.rewrites.carried_layers import with_carried_layers
 from ir_passes.rewrites.graph import Graph, Say, quiet
 
@@ -35,16 +35,15 @@ def write_in_place(graph: Graph, say: Say = quiet) -> Graph:
     carried, layers = with_carried_layers(graph)
     jaxpr = carried.program.jaxpr
     order = _WriteOrder(jaxpr, [*graph.bound.successors.items()])
-    eqns = order.eqns()
     if not layers and not order.count:
         return graph
     say(f"carried {layers} stacked pools through scans, ordered {order.count} writes after earlier reads")
-    program = rewriting.with_eqns(carried.program, eqns, jaxpr.outvars, order.consts)
+    program = rewriting.with_eqns(carried.program, order.eqns, jaxpr.outvars, order.consts)
     return carried.with_program(program)
 
 
 class _WriteOrder:
-    """Writes of pools in one program, ordered after the reads.
+    """Equations of one program, with writes of pools ordered after the reads.
 
     Attributes:
         count: number of ordered writes, also inside loops.
@@ -52,135 +51,124 @@ class _WriteOrder:
     """
 
     def __init__(self, jaxpr: ir.Jaxpr, pools: Sequence[tuple[int, int]]) -> None:
-        self.count, self.consts = 0, dict[ir.Var, Any]()
-        self._read(jaxpr, pools)
-        copied = self._with_copies()
-        if copied is not None:
-            self._read(copied, pools)
+        self.eqns, self.count, self.consts = list(jaxpr.eqns), 0, dict[ir.Var, Any]()
+        self._jaxpr, self._pools = jaxpr, pools
+        self._results = set(ir.variables(jaxpr.outvars))
+        self._read()
+        if self._copy_writes():
+            self._read()
+        self._used = {var for eqn in self.eqns for var in ir.variables(eqn.invars)}
+        written = defaultdict[int, set[int]](set)  # id of an equation -> versions that it alone writes
+        for version, writes in self._writes.items():
+            if len(writes) == 1:
+                written[id(writes[0])].add(version)
+        for write in [eqn for eqn in self.eqns if id(eqn) in written]:
+            self._order(write, {var for var, version in self._version.items() if version in written[id(write)]})
 
-    def _read(self, jaxpr: ir.Jaxpr, pools: Sequence[tuple[int, int]]) -> None:
-        self.jaxpr, self._inner = jaxpr, dict[int, _WriteOrder]()
-        self._users = defaultdict[ir.Var, list[int]](list)
-        self._version = {jaxpr.invars[start]: k for k, (start, _) in enumerate(pools)}  # variable -> version
-        self._links: list[tuple[int, ir.Var, ir.Var]] = []  # equation, version before it, version after it
-        for index, eqn in enumerate(jaxpr.eqns):
-            for var in dict.fromkeys(ir.variables(eqn.invars)):
-                self._users[var].append(index)
-            for version, successor in self._successors(index, eqn):
-                self._links.append((index, version, successor))
-                new = len(self._links) + len(jaxpr.invars)
+    def _read(self) -> None:
+        """Find versions of pools and their writes; order the bodies of loops."""
+        starts = (self._jaxpr.invars[start] for start, _ in self._pools)
+        self._version = {var: number for number, var in enumerate(starts)}  # variable -> version
+        self._links: list[tuple[ir.JaxprEqn, Any, ir.Var]] = []  # equation, version before it, version after it
+        for index, eqn in enumerate(self.eqns):
+            pairs = self._successors(eqn)
+            if pairs and eqn.primitive.name in _LOOPS:
+                eqn = self.eqns[index] = self._with_ordered_body(eqn)
+            for version, successor in pairs:
+                self._links.append((eqn, version, successor))
+                new = len(self._links) + len(self._pools)
                 self._version[successor] = self._version[version] if is_view(eqn) else new
-        path = {id(jaxpr.outvars[end]) for _, end in pools}  # versions that become a result
+        path = {id(self._jaxpr.outvars[end]) for _, end in self._pools}  # versions that become a result
         for _, version, successor in reversed(self._links):
             path |= {id(version)} if id(successor) in path else set()
-        self._writes: dict[int, list[int]] = {}  # version -> equations that write it
-        for index, version, successor in self._links:
-            if id(successor) in path and self._version[version] != self._version[successor]:
-                self._writes.setdefault(self._version[version], []).append(index)
+        self._writes: dict[int, list[ir.JaxprEqn]] = {}  # version -> equations that write it
+        for eqn, version, successor in self._links:
+            writes = self._writes.setdefault(self._version[version], [])
+            is_write = id(successor) in path and self._version[version] != self._version[successor]
+            if is_write and not (writes and writes[-1] is eqn):
+                writes.append(eqn)
 
-    def _successors(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
+    def _successors(self, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
         """Return versions of pools before and after an equation, perhaps as views."""
         name, versions = eqn.primitive.name, [var for var in ir.variables(eqn.invars) if var in self._version]
-        if versions and is_view(eqn):
+        if not versions:
+            return []
+        if is_view(eqn):
             return [(versions[0], eqn.outvars[0])]
-        if versions and name in WRITES:
+        if name in WRITES:
             return [(eqn.invars[0], eqn.outvars[0])] if versions[0] is eqn.invars[0] else []
-        if versions and name in _LOOPS:
-            return self._loop(index, eqn)
+        if name in _LOOPS:
+            _, _, first = _loop(eqn)
+            carries = zip(eqn.invars[first:], eqn.outvars, strict=False)
+            return [(atom, out) for atom, out in carries if self._has_version(atom)]
         outvars = eqn.outvars if name in ELEMENTWISE or name == "cond" else []
         return [(var, out) for var in versions for out in outvars if ir.types([var]) == ir.types([out])][:1]
 
-    def _loop(self, index: int, eqn: ir.JaxprEqn) -> list[tuple[Any, ir.Var]]:
-        """Return the pools that a loop carries, before and after it; order its body."""
-        if eqn.primitive.name == "scan":
-            body, (inner, carries) = eqn.params["jaxpr"].jaxpr, ir.scan_counts(eqn)
-            first = inner
-        else:
-            body, inner = eqn.params["body_jaxpr"].jaxpr, eqn.params["body_nconsts"]
-            first = eqn.params["cond_nconsts"] + inner
-            carries = len(eqn.invars) - first
-        carried = [k for k in range(carries) if self._has_version(eqn.invars[first + k])]
-        if carried:
-            self._inner[index] = _WriteOrder(body, [(inner + k, k) for k in carried])
-        return [(eqn.invars[first + k], eqn.outvars[k]) for k in carried]
+    def _with_ordered_body(self, eqn: ir.JaxprEqn) -> ir.JaxprEqn:
+        key, constants, first = _loop(eqn)
+        body, carried = eqn.params[key], range(len(eqn.invars) - first)
+        pools = [(constants + k, k) for k in carried if self._has_version(eqn.invars[first + k])]
+        inner = _WriteOrder(body.jaxpr, pools)
+        if not inner.count or inner.consts:
+            return eqn
+        self.count += inner.count
+        new = rewriting.with_eqns(body, inner.eqns, body.jaxpr.outvars, {})
+        return eqn.replace(params={**eqn.params, key: new})
 
-    def _with_copies(self) -> ir.Jaxpr | None:
-        """Copy each elementwise write for its readers; return None without such a write.
+    def _copy_writes(self) -> bool:
+        """Copy each elementwise write for its readers; return False without such a write.
 
         XLA recomputes an elementwise write in the fusion of its readers, from the old pool. So they get a copy of the
         write, and the write waits for them.
         """
-        eqns, copies = list(self.jaxpr.eqns), dict[int, ir.JaxprEqn]()
-        results = set(ir.variables(self.jaxpr.outvars))
-        on_path = {index for writes in self._writes.values() for index in writes}
-        for index, _, successor in self._links:
-            readers = set(self._users[successor]) - on_path
-            is_fused = {eqns[user].primitive.name for user in readers} <= _FUSED | REDUCTIONS
-            is_write = index in on_path and eqns[index].primitive.name in ELEMENTWISE and successor in results
-            if is_write and readers and is_fused:
-                (copy,) = ir.of_types([successor.aval])
-                copies[index] = eqns[index].replace(outvars=[copy])
-                for user in readers:
-                    eqns[user] = renamed(eqns[user], {successor: copy})
-        pairs = ((eqn, copies.get(index)) for index, eqn in enumerate(eqns))
-        ordered = [new for pair in pairs for new in pair if new is not None]
-        return self.jaxpr.replace(eqns=ordered) if copies else None
+        on_path = {id(eqn) for writes in self._writes.values() for eqn in writes}
+        names: dict[ir.Var, ir.Atom] = {}
+        for eqn, _, successor in self._links:
+            if id(eqn) not in on_path or eqn.primitive.name not in ELEMENTWISE or successor not in self._results:
+                continue
+            readers = [user for user in self.eqns if successor in user.invars and id(user) not in on_path]
+            if readers and {user.primitive.name for user in readers} <= _FUSED | REDUCTIONS:
+                (names[successor],) = ir.of_types([successor.aval])
+        eqns: list[ir.JaxprEqn] = []
+        for eqn in self.eqns:
+            copies = [eqn.replace(outvars=[names[var]]) for var in eqn.outvars if var in names]
+            eqns += [eqn if id(eqn) in on_path else renamed(eqn, names), *copies]
+        self.eqns = eqns
+        return bool(names)
 
     def _has_version(self, atom: ir.Atom) -> bool:
         return not isinstance(atom, ir.Literal) and atom in self._version
 
-    def eqns(self) -> list[ir.JaxprEqn]:
-        """Return the equations with ordered writes."""
-        eqns: list[ir.JaxprEqn] = []
-        written = {writes[0]: version for version, writes in self._writes.items() if len(set(writes)) == 1}
-        for index, eqn in enumerate(self.jaxpr.eqns):
-            if index in self._inner:
-                eqn = self._with_body(eqn, self._inner[index])
-            results = self._last_reads(written[index], index) if index in written else []
-            operand = self._operand(eqn) if results else None
-            if operand is not None:
-                new_eqns, (flagged,), consts = emit(_ordered, [eqn.invars[operand], *results], eqn)
-                self.consts |= consts
-                eqns += new_eqns
-                eqn = eqn.replace(invars=[*eqn.invars[:operand], flagged, *eqn.invars[operand + 1 :]])
-                self.count += 1
-            eqns.append(eqn)
-        ordered = schedule(eqns, set())
-        assert ordered is not None
-        return ordered
+    def _order(self, write: ir.JaxprEqn, views: set[ir.Var]) -> None:
+        """Let a write wait for the last reads of these variables."""
+        earlier_eqns, later_eqns, late = split_at(self.eqns, {id(write)})
+        results, operand = self._last_reads(views, write, earlier_eqns, late | self._results), self._operand(write)
+        if results and operand is not None:
+            new_eqns, (flagged,), consts = emit(_ordered, [write.invars[operand], *results], write)
+            self.consts |= consts
+            self.count += 1
+            write = write.replace(invars=[*write.invars[:operand], flagged, *write.invars[operand + 1 :]])
+            self.eqns = [*earlier_eqns, *new_eqns, write, *later_eqns]
 
-    def _with_body(self, eqn: ir.JaxprEqn, inner: "_WriteOrder") -> ir.JaxprEqn:
-        key = "jaxpr" if eqn.primitive.name == "scan" else "body_jaxpr"
-        body, eqns = eqn.params[key], inner.eqns()
-        if not inner.count or inner.consts:
-            return eqn
-        self.count += inner.count
-        return eqn.replace(params={**eqn.params, key: rewriting.with_eqns(body, eqns, body.jaxpr.outvars, {})})
+    def _last_reads(
+        self, views: set[ir.Var], write: ir.JaxprEqn, earlier_eqns: Sequence[ir.JaxprEqn], late: set[ir.Var]
+    ) -> list[ir.Var]:
+        """Return results of earlier reads that a write must wait for.
 
-    def _last_reads(self, version: int, write: int) -> list[ir.Var]:
-        """Return results of earlier reads of a version that the write must wait for."""
-        eqns, outputs = self.jaxpr.eqns, set(ir.variables(self.jaxpr.outvars))
-        views = {var for var, number in self._version.items() if number == version}
-        late, written = {write}, set(eqns[write].outvars)  # equations that need the write, and their results
-        for index, eqn in enumerate(eqns):
-            if index > write and not written.isdisjoint(ir.variables(eqn.invars)):
-                late.add(index)
-                written.update(eqn.outvars)
-        needed = set(ir.variables(eqns[write].invars))
-        for eqn in reversed(eqns[:write]):
+        Args:
+            late: variables that the write and later equations read, and results of the program.
+        """
+        needed = set(ir.variables(write.invars))
+        for eqn in reversed(earlier_eqns):
             if not needed.isdisjoint(eqn.outvars):
                 needed.update(ir.variables(eqn.invars))
         read, results = set(views), list[ir.Var]()
-        for index, eqn in enumerate(eqns):
-            is_read = index not in late and not read.isdisjoint(ir.variables(eqn.invars))
-            if not is_read or not views.isdisjoint(eqn.outvars):
+        for eqn in earlier_eqns:
+            if read.isdisjoint(ir.variables(eqn.invars)) or not views.isdisjoint(eqn.outvars):
                 continue
             is_fused = eqn.primitive.name in _FUSED
-            for var in eqn.outvars:
-                users = self._users[var]
-                is_end = not is_fused or var in outputs or not users or not late.isdisjoint(users)
-                if is_end and var not in needed and not isinstance(var, ir.DropVar):
-                    results.append(var)
+            ends = (var for var in eqn.outvars if not is_fused or var in late or var not in self._used)
+            results += (var for var in ends if var not in needed and not isinstance(var, ir.DropVar))
             read.update(eqn.outvars if is_fused else ())
         return [var for var in results if _is_array(var) and bytes_of(var.aval)]
 
@@ -195,6 +183,15 @@ class _WriteOrder:
             if _is_array(atom) and (name in ELEMENTWISE or not self._has_version(atom))
         }
         return min(sizes, key=lambda k: sizes[k]) if sizes else None
+
+
+def _loop(eqn: ir.JaxprEqn) -> tuple[str, int, int]:
+    """Return the name of a loop's body, its number of constants, and the first carry."""
+    if eqn.primitive.name == "scan":
+        constants, _ = ir.scan_counts(eqn)
+        return "jaxpr", constants, constants
+    constants = eqn.params["body_nconsts"]
+    return "body_jaxpr", constants, eqn.params["cond_nconsts"] + constants
 
 
 def _is_array(atom: ir.Atom) -> bool:

@@ -87,7 +87,8 @@ class SanitizedStep:
             raise error
 
     def _rows(self) -> list[int]:
-        return [_rows_of(self.bound.inputs[i]) for i in self.pools]
+        entries = [(array.entry, array.shape) for array in self.bound.inputs]
+        return [shape[entry.axis] for entry, shape in entries if isinstance(entry, Pool)]
 
     def _check_shapes(self, values: list[Any]) -> None:
         int32, lanes = np.dtype(np.int32), self.bound.lanes
@@ -178,11 +179,6 @@ def sanitize(
     return step
 
 
-def _rows_of(bound: Bound) -> int:
-    assert isinstance(bound.entry, Pool)
-    return bound.shape[bound.entry.axis]
-
-
 def _input_tags(number: int, contract: BoundContract, shadow: Array | None, tokens: Mapping[str, Array]) -> Tags | None:
     entry, shape = contract.inputs[number].entry, contract.inputs[number].shape
     rank = len(shape)
@@ -206,6 +202,7 @@ def _output_shadow(judge: Judge, contract: BoundContract, number: int, source: i
     assert isinstance(entry, Pool)
     rows, rank = bound.shape[entry.axis], len(bound.shape)
     shape = tuple(rows if axis == entry.axis else 1 for axis in range(rank))
+    mixed = jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
     if entry.group not in contract.mapped:
         lanes = along(rows, entry.axis, rank)
         return jnp.asarray(settle(judge, bound.path, tag, shape, lanes, lanes)[0]).reshape((rows, 4))
@@ -214,8 +211,8 @@ def _output_shadow(judge: Judge, contract: BoundContract, number: int, source: i
     elif tag.some_rows.shape[:-1] != shape and source not in judge.named:
         fault = UntrackedFault.PARTS
     elif tag.some_rows.shape[:-1] != shape:  # labels of pages written token by token mean nothing
-        return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
+        return mixed
     else:
         return jnp.asarray(tag.some_rows)[..., LABEL:].reshape((rows, 4))
     judge.untracked.setdefault(fault.statement(bound.path))
-    return jnp.broadcast_to(constant_row(ReservedOwner.MIXED, 1)[..., LABEL:], (rows, 4))
+    return mixed

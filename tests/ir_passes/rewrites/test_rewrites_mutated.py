@@ -25,7 +25,7 @@ def parts(pool, slots, x):
     for i in range(LANES):
         pool = pool.at[slots[i]].add(x[i])
         row = pool[slots[i]]
-        index = (slots[i], slots[i] // 3, 0)
+        index = (slots[i], 1, 0)
         part = lax.dynamic_slice(pool, index, (1, 2, 16)) + row[None, :2]
         pool = lax.dynamic_update_slice(pool, part, index)
     return pool, x

@@ -81,6 +81,18 @@ def one_hot_before_a_loop(cache, state, x, places):
     return total, cache, lax.fori_loop(0, 2, lambda i, state: state * 0.5 + x, state)
 
 
+def two_pools_in_a_loop(cache, state, x, places):
+    """Both pools are read before the loop that updates them."""
+
+    def token(i, pools):
+        cache, state = pools
+        return cache.at[jnp.arange(LANES), places + i].set(x), state * 0.5 + x
+
+    total = cache.sum(1) + jnp.sin(state).sum(1)[:, None]
+    cache, state = lax.fori_loop(0, 3, token, (cache, state))
+    return total, cache, state
+
+
 def row_caches_by_vmap(cache, x, places):
     def lane(cache, x, place):
         return (cache * jnp.arange(POSITIONS, dtype=jnp.float32)[:, None]).sum(0) + cache[place], cache.at[place].set(x)
@@ -109,6 +121,8 @@ STEPS: dict[str, tuple[Any, LaneContract, tuple[Any, ...]]] = {
     "old state returned": (old_state_returned, OWN_ROWS, (numbers(LANES, WIDTH), numbers(LANES, WIDTH))),
     "one-hot write": (one_hot_write, CACHE, (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),
     "one-hot write before a loop": (one_hot_before_a_loop, TWO_POOLS,
+        (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), numbers(LANES, WIDTH), PLACES)),
+    "two pools in a loop": (two_pools_in_a_loop, TWO_POOLS,
         (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), numbers(LANES, WIDTH), PLACES)),
     "row caches by vmap": (row_caches_by_vmap, CACHE,
         (numbers(LANES, POSITIONS, WIDTH), numbers(LANES, WIDTH), PLACES)),

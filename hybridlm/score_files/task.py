@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.finished import FinishedTexts
@@ -56,26 +56,19 @@ def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileRepor
     return ScoreFileReport(output, rows - errors, errors, tokens, earlier_rows, *counts)
 
 
-class RowValues(NamedTuple):
-    """Values of one row.
-
-    Attributes:
-        wrong: first token with NaN or infinity; fields are then meaningless.
-        shifted: completions scored from within the prompt.
-    """
-
-    fields: Mapping[str, Any]
-    tokens: int
-    wrong: int | None = None
-    shifted: int = 0
+RowResult = OutputRow | NumericalError
+"""A row without its id, or the error of a token with NaN or infinity."""
 
 
-def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
-    if isinstance(result, RowValues):
-        if result.wrong is None:
-            return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
-        result = str(NumericalError(name or row.key, result.wrong))
-    return OutputRow(row.id, None, result)
+def row_result(fields: Mapping[str, Any], tokens: int, wrong: int | None, shifted: int = 0) -> RowResult:
+    """Return the result of a row; an error if `wrong` is the first token with NaN or infinity."""
+    return OutputRow(None, fields, None, tokens, shifted) if wrong is None else NumericalError("", wrong)
+
+
+def output_row(row: InputRow, name: str | None, result: RowResult | str) -> OutputRow:
+    if isinstance(result, OutputRow):
+        return result._replace(id=row.id)
+    return OutputRow(row.id, None, str(result if isinstance(result, str) else result.of(name or row.key)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -134,7 +127,7 @@ def text_task(
     model: TextModel,
     columns: Columns,
     encode: Callable[[Any, str], Any],
-    run: Callable[[Sequence[Any]], Sequence[RowValues]],
+    run: Callable[[Sequence[Any]], Sequence[RowResult]],
     origin: Origin,
     **fields: Any,
 ) -> RowTask:

@@ -20,7 +20,7 @@ from hybridlm.score_files.formats import check_output, ending_of
 from hybridlm.score_files.jsonl import json_row
 from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import InputRow, Mark, TextSource
+from hybridlm.score_files.rows import InputRow, Mark, RowFields, TextSource
 from hybridlm.score_files.task import RowTask, Task, total
 from hybridlm.text_model import TextModel
 
@@ -67,7 +67,7 @@ def _row(number: int, value: dict[str, Any], size: int) -> InputRow:
 ID_NAME = "custom_id"
 
 
-def open_batch(path: Path, *fields: Any) -> TextSource:
+def open_batch(path: Path, fields: RowFields) -> TextSource:
     """Open a file of requests; a pipe is copied to a temporary file."""
     del fields
     if ending_of(path).startswith(".csv"):

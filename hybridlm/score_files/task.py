@@ -80,12 +80,11 @@ class RowTask:
         run: works -> results, a function of order and content.
         origin: everything else that determines the output.
         prompt_columns: further fields with prompts or messages.
-        request: None for texts and token ids.
         ids: reported ids per position, at least 1; in memory until the part is written.
         window_bytes: None for 1 MiB.
         during: context around a part.
         check: (input, output, options) -> output path, without a model.
-        open: (input, field names, request fields) -> input rows.
+        open: (input, field names) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
         report: (output, parts, earlier rows) -> result.
@@ -96,7 +95,6 @@ class RowTask:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     origin: Origin
     prompt_columns: Columns = field(default_factory=dict)
-    request: tuple[str, ...] | None = None
     row_fields: RowFields = NO_FIELDS
     ids: int = 1
     most_rows: int | None = None
@@ -105,7 +103,7 @@ class RowTask:
     counts: Callable[[], TokenCounts] = TokenCounts
     during: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Path, Path, FileOptions], Path] = check_file
-    open: Callable[[Path, RowFields, tuple[str, ...] | None], TextSource] = open_source
+    open: Callable[[Path, RowFields], TextSource] = open_source
     output: Callable[[InputRow, str | None, Any], OutputRow] = output_row
     format: str | None = None
     rows: str = "rows"

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.decision_models.prompts import FIELDS, Prompt
 from hybridlm.engine.config import option
-from hybridlm.score_files.formats import check_file
+from hybridlm.score_files.formats import check_file, open_source
 from hybridlm.score_files.rows import Columns
 from hybridlm.score_files.task import RowResult, RowTask, Task, row_result, text_task
 from hybridlm.scoring.pooling import Pooling, check_pooling, classes, pooled
@@ -96,7 +96,6 @@ class DecideTask(Task):
             return rows
 
         origin: dict[str, str | int] = {"decisions": decider.prompts.settings.digest}
+        files = {"check": self.check, "open": partial(open_source, request=FIELDS)}
         columns: Columns = {"answers": "object"}
-        return text_task(
-            model, columns, lambda item, where: decider.encode(item), run, origin, request=FIELDS, check=self.check
-        )
+        return text_task(model, columns, lambda item, where: decider.encode(item), run, origin, **files)

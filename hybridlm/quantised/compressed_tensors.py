@@ -19,7 +19,7 @@ def _places(transforms: Any) -> set[str]:
 
 
 def described(settings: Mapping[str, Any], faults: list[str]) -> tuple[frozenset[str] | None, Hints]:
-    """Return schemes (None for any) and hints of a configuration; add its faults to a list."""
+    """Return a configuration's schemes (None for any) and hints; append its faults."""
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
         faults.append(f"quantization_config.config_groups: expected an object, found {groups!r}")

@@ -173,7 +173,7 @@ def csv_columns(fields: RowFields, names: Sequence[str]) -> dict[str, bool]:
 def row_of(
     fields: RowFields, request: tuple[str, ...] | None, number: int, value: Mapping[str, Any], size: int
 ) -> InputRow:
-    """Return the row of an object: a text, token ids, a prompt, messages, or a request with these fields."""
+    """Return an object's row: text, token ids, prompt, messages, or fields of a request."""
     id = None
     try:
         id = read_id(value)

@@ -61,7 +61,7 @@ RowResult = OutputRow | NumericalError
 
 
 def row_result(fields: Mapping[str, Any], tokens: int, wrong: int | None, shifted: int = 0) -> RowResult:
-    """Return the result of a row; an error if `wrong` is the first token with NaN or infinity."""
+    """Return a row's result; an error for a first token with NaN or infinity (`wrong`)."""
     return OutputRow(None, fields, None, tokens, shifted) if wrong is None else NumericalError("", wrong)
 
 

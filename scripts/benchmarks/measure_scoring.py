@@ -66,8 +66,8 @@ def measure_shared(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> d
     counts: list[int] = []
 
     def run(file: Path) -> float:
-        before, duration = lm.stats["scored_tokens"], seconds(lm, file)
-        counts.append(lm.stats["scored_tokens"] - before)
+        start, duration = lm.stats["scored_tokens"], seconds(lm, file)
+        counts.append(lm.stats["scored_tokens"] - start)
         return duration
 
     runs = [(file.stem, partial(run, file)) for file in (shared_file, distinct_file)]

@@ -1,6 +1,6 @@
 """Texts and scores as Arrow columns, for Parquet and Ray datasets."""
 
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any, Literal
 
 import numpy as np
@@ -81,14 +81,15 @@ def read_rows(
         yield row._replace(size=size if row.fault is not None else size + _size(row.item))
 
 
-def _row(number: int, cells: Mapping[str, Any], fields: RowFields) -> InputRow:
+def _row(number: int, cells: dict[str, Any], fields: RowFields) -> InputRow:
     for name, cell in cells.items():
         if isinstance(cell, UnicodeDecodeError):
             id = None if name == "id" else cells["id"]
             return InputRow(number, id, "", None, 0, f"{name}: expected UTF-8: {cell}")
-    structs = ("messages", fields.interventions)
-    values = {name: _without_nulls(cell) if name in structs else cell for name, cell in cells.items()}
-    return row_of(fields, None, number, values, 0)
+    for name in ("messages", fields.interventions):
+        if name in cells:
+            cells[name] = _without_nulls(cells[name])
+    return row_of(fields, None, number, cells, 0)
 
 
 def _without_nulls(value: Any) -> Any:

@@ -51,7 +51,9 @@ def to_table(results: Sequence[Completion] | Sequence[Score] | Sequence[Choice])
         "top_logprobs": pa.list_(pa.list_(pa.struct([("token_id", pa.int32()), ("logprob", pa.float32())]))),
         "sums": pa.list_(pa.float64()), "per_token": pa.list_(pa.float64()), "best": pa.int32(),
     }  # fmt: skip
-    columns = {name: [read(result) for result in results] for name, read in _COLUMNS[kind].items()}
+    columns = {name: [getattr(result, name) for result in results] for name in _COLUMNS[kind]}
+    for name in columns.keys() & _READERS.keys():
+        columns[name] = list(map(_READERS[name], columns[name]))
     if all(value is None for value in columns.get("top_logprobs", [0])):
         del columns["top_logprobs"]
     shifts = [result.boundary_shift for result in results if not isinstance(result, Completion)]
@@ -95,29 +97,12 @@ def _tops(tops: Sequence[Mapping[int, float]] | None) -> list[list[dict[str, Any
     return [[{"token_id": token, "logprob": logprob} for token, logprob in top.items()] for top in tops]
 
 
-_COLUMNS: dict[type, dict[str, Callable[[Any], Any]]] = {
-    Score: {
-        "token_ids": lambda result: result.token_ids,
-        "logprobs": lambda result: _numbers(result.logprobs),
-        "greedy": lambda result: result.greedy.tolist(),
-        "sum_logprob": lambda result: result.sum_logprob,
-        "perplexity": lambda result: result.perplexity,
-        "top_logprobs": lambda result: _tops(result.top_logprobs),
-    },
-    Completion: {
-        "text": lambda result: result.text,
-        "token_ids": lambda result: result.token_ids,
-        "finish_reason": lambda result: result.finish_reason,
-        "prompt_token_ids": lambda result: result.prompt_token_ids,
-        "logprobs": lambda result: _numbers(result.logprobs),
-        "top_logprobs": lambda result: _tops(result.top_logprobs),
-    },
-    Choice: {
-        "options": lambda result: result.options,
-        "sums": lambda result: _numbers(result.sums),
-        "per_token": lambda result: _numbers(result.per_token),
-        "greedy": lambda result: result.greedy,
-        "best": lambda result: result.best,
-    },
+_COLUMNS: Mapping[type, tuple[str, ...]] = {
+    Score: ("token_ids", "logprobs", "greedy", "sum_logprob", "perplexity", "top_logprobs"),
+    Completion: ("text", "token_ids", "finish_reason", "prompt_token_ids", "logprobs", "top_logprobs"),
+    Choice: ("options", "sums", "per_token", "greedy", "best"),
 }
-"""Columns by kind of result."""
+"""Columns by kind of result, all of them its attributes."""
+_READERS: Mapping[str, Callable[[Any], Any]] = {
+    **dict.fromkeys(("logprobs", "sums", "per_token"), _numbers), "greedy": list, "top_logprobs": _tops
+}  # fmt: skip

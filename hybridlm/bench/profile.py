@@ -2,7 +2,6 @@
 
 import gzip
 import json
-import re
 import tempfile
 from collections import defaultdict
 from collections.abc import Callable, Iterable
@@ -12,13 +11,13 @@ from typing import Any
 import jax
 
 from ir_passes import CompiledStep
+from ir_passes.xla_audit.hlo import read
+from ir_passes.xla_audit.program import Module
 from models.ops.linear import PROJECTION
 
 OTHER, HOST = "other", "host"
-_INSTRUCTION = re.compile(r"^\s*(?:ROOT )?%(\S+) = .*?(?:calls=%([\w.\-]+).*?)?$")
-_COMPUTATION = re.compile(r"^(?:ENTRY )?%([\w.\-]+) .*\{$")
-_OP_NAME = re.compile(r'op_name="([^"]*)"')
-_KERNEL = re.compile(r'custom_call_target="hybridlm_(\w+)"')
+KERNEL = "hybridlm_"
+"""Beginning of the targets of CPU kernels."""
 
 
 def part_of(op_name: str) -> str | None:
@@ -32,28 +31,25 @@ def part_of(op_name: str) -> str | None:
     return f"{scopes[0]} {PROJECTION}" if PROJECTION in scopes else scopes[0]
 
 
-def parts_of_instructions(hlo: str) -> dict[str, str]:
+def parts_of_instructions(module: Module) -> dict[str, str]:
     """Return parts by instruction; an unnamed fusion has its computation's part.
 
     A CPU kernel is a part: JAX lowers it once, without scopes of layers.
     """
     parts: dict[str, str] = {}
-    calls: dict[str, str] = {}
-    owners: dict[str, str] = {}
-    computation = ""
-    for line in hlo.splitlines():
-        if match := _COMPUTATION.match(line):
-            computation = match[1]
-        elif match := _INSTRUCTION.match(line):
-            name = _OP_NAME.search(line)
-            kernel = _KERNEL.search(line)
-            part = kernel[1].replace("_", " ") if kernel else part_of(name[1]) if name else None
+    owners: dict[int, str] = {}
+    for computation in module.computations.values():  # fusions come after their computations
+        for instruction in computation.instructions:
+            part = part_of(instruction.op_name)
+            if instruction.target.startswith(KERNEL):
+                part = instruction.target.removeprefix(KERNEL).replace("_", " ")
             if part is not None:
-                parts[match[1]] = part
-                owners.setdefault(computation, part)
-            elif match[2]:
-                calls[match[1]] = match[2]
-    return parts | {name: owners[called] for name, called in calls.items() if called in owners}
+                owners.setdefault(computation.id, part)
+            elif instruction.opcode == "fusion":
+                part = owners.get(instruction.called[0])
+            if part is not None:
+                parts[instruction.name] = part
+    return parts
 
 
 def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
@@ -77,7 +73,7 @@ def self_times(events: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 def profile(program: CompiledStep, run: Callable[[], float], times: int) -> dict[str, float]:
     """Return the milliseconds of each part; "host" is the time outside of operations."""
-    parts = parts_of_instructions(program.compiled.as_text() or "")
+    parts = parts_of_instructions(read(program.compiled, placed=False).module)
     with tempfile.TemporaryDirectory() as directory:
         with jax.profiler.trace(directory):
             wall = run()

@@ -70,13 +70,6 @@ _BLOCK = 1 << 22
 _MEMORY = HugePages()
 
 
-def converted(array: np.ndarray, kind: np.dtype, path: Path, names: Iterable[str]) -> np.ndarray:
-    """Return a contiguous, aligned copy in another dtype; see `convert`."""
-    result = aligned_empty(array.shape, kind)
-    convert(array, result, path, names)
-    return result
-
-
 def convert(array: np.ndarray, result: np.ndarray, path: Path, names: Iterable[str]) -> None:
     """Copy an array into one of another dtype.
 

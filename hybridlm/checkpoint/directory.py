@@ -142,31 +142,22 @@ def open_directory(path: str | os.PathLike[str]) -> CheckpointDirectory:
     if not (directory / "config.json").exists():
         raise CheckpointError(directory, f"expected config.json, found {_listing(directory)}")
     config = read_config(directory / "config.json")
+    notes, unindexed = tuple[str, ...](), dict[str, ArrayFile]()
     if (directory / SINGLE).exists():
-        notes = ()
         if (directory / INDEX).exists():
             notes = (f"{INDEX} is not used: {SINGLE} is there too",)
         file = open_safetensors(directory / SINGLE)
-        return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), notes)
-    if (directory / INDEX).exists():
+        files = dict.fromkeys(file.tensors, file)
+    elif (directory / INDEX).exists():
         files, unindexed, absent = _open_shards(directory, config)
         notes = tuple(absent) + tuple(
             f"{file.path.name} holds {name}, which {INDEX} does not list" for name, file in unindexed.items()
         )
-        return _grouped(directory, config, files, notes, unindexed)
-    if (directory / TORCH).exists():
+    elif (directory / TORCH).exists():
         file = open_torch(directory / TORCH)
-        return _grouped(directory, config, MappingProxyType(dict.fromkeys(file.tensors, file)), ())
-    raise CheckpointError(directory, *_no_weights(directory))
-
-
-def _grouped(
-    directory: Path,
-    config: dict[str, Any],
-    files: Mapping[str, ArrayFile],
-    notes: tuple[str, ...],
-    unindexed: Mapping[str, ArrayFile] = MappingProxyType({}),
-) -> CheckpointDirectory:
+        files = dict.fromkeys(file.tensors, file)
+    else:
+        raise CheckpointError(directory, *_no_weights(directory))
     nvidia = read_object(directory / NVIDIA, MAX_CONFIG_BYTES) if (directory / NVIDIA).exists() else None
     for name, method in SEPARATE.items():
         if not quantisation_entries(config) and (directory / name).exists():
@@ -179,7 +170,9 @@ def _grouped(
     grouped = group_tensors(
         tensors, lambda name: files[name].read_stored(name), settings.hints, lambda name: files[name].metadata
     )
-    return CheckpointDirectory(directory, config, files, grouped, settings, notes, unindexed, nvidia)
+    return CheckpointDirectory(
+        directory, config, MappingProxyType(files), grouped, settings, notes, MappingProxyType(unindexed), nvidia
+    )
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -204,7 +197,7 @@ def _config_value(pairs: list[tuple[str, Any]]) -> Any:
 
 def _open_shards(
     directory: Path, config: Mapping[str, Any]
-) -> tuple[Mapping[str, ArrayFile], Mapping[str, ArrayFile], list[str]]:
+) -> tuple[dict[str, ArrayFile], dict[str, ArrayFile], list[str]]:
     weight_map = read_object(directory / INDEX, MAX_INDEX_BYTES).get("weight_map")
     if not isinstance(weight_map, dict) or not weight_map:
         raise CheckpointError(directory / INDEX, "expected weight_map, an object of tensor name -> file name")
@@ -236,7 +229,7 @@ def _open_shards(
         name: shard for shard in shards.values() if shard for name in shard.tensors if files.get(name) is not shard
     }
     note = f"{INDEX} lists tensors that no file has and this model does not use: {listed(absent)}"
-    return MappingProxyType(files), MappingProxyType(unindexed), [note] if absent else []
+    return files, unindexed, [note] if absent else []
 
 
 def _skips(config: Mapping[str, Any]) -> Callable[[str], bool]:

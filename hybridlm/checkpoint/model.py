@@ -111,8 +111,7 @@ def open_model(path: Path, head: bool = False) -> OpenModel:
             raise
         where = "" if error.where == str(path) else f"{error.where}: "
         raise CheckpointError(path, [*(where + fault for fault in error.faults), *faults], error.advice) from error
-    family, config = _read(directory.config, head)
-    _warn_of_unused(path, family, config)
+    family, config = read_model(path, directory.config, head)
     if head:
         require_head(directory)
     return OpenModel(directory, family, config)
@@ -125,21 +124,17 @@ def read_model(path: Path, fields: dict[str, Any], head: bool = False) -> tuple[
         ConfigError, UnsupportedModel: with every fault.
     """
     family, config = _read(fields, head)
-    _warn_of_unused(path, family, config)
+    if config.unknown_keys:
+        warn_user(
+            f"{path}: config.json has fields that {family.name} does not know and that are not used: "
+            + ", ".join(config.unknown_keys),
+        )
     return family, config
 
 
 def _read(fields: dict[str, Any], head: bool) -> tuple[Family, DecoderConfig]:
     family = with_head(family_of(fields)) if head else family_of(fields)
     return family, family.read_config(fields)
-
-
-def _warn_of_unused(path: Path, family: Family, config: DecoderConfig) -> None:
-    if config.unknown_keys:
-        warn_user(
-            f"{path}: config.json has fields that {family.name} does not know and that are not used: "
-            + ", ".join(config.unknown_keys),
-        )
 
 
 def _config_faults(path: Path, head: bool) -> list[str]:

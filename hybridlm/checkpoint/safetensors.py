@@ -127,11 +127,6 @@ class ArrayFile(TensorFile):
             raise CheckpointError(self.path, fault)
         return self._data_start + info.begin, self._data_start + info.end
 
-    def read_bytes(self, name: str, start: int, length: int) -> bytes:
-        """Return a copy of at most `length` bytes of one tensor, from byte `start`."""
-        begin, end = self.place(name)
-        return self._map[begin + start : min(begin + start + length, end)]
-
     def release(self, name: str) -> None:
         info = self.tensors[name]
         start = -(-(self._data_start + info.begin) // mmap.PAGESIZE) * mmap.PAGESIZE

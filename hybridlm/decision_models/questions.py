@@ -36,15 +36,8 @@ class DecisionQuestion:
     descriptions: tuple[Any, ...]
 
     def fields(self) -> dict[str, Any]:
-        """Return the question as templates read it."""
-        return {
-            "name": self.name,
-            "type": self.type,
-            "instructions": self.instructions,
-            "options": list(self.options),
-            "labels": list(self.labels),
-            "descriptions": list(self.descriptions),
-        }
+        """Return the question as templates read it: JSON, with lists for tuples."""
+        return {name: list(value) if isinstance(value, tuple) else value for name, value in vars(self).items()}
 
 
 @dataclass(frozen=True)

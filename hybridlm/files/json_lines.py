@@ -2,7 +2,7 @@
 
 import json
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any, BinaryIO
 
 import numpy as np
@@ -37,7 +37,7 @@ def parse_object(line: bytes) -> dict[str, Any]:
     return value
 
 
-def read_id(value: dict[str, Any]) -> Id:
+def read_id(value: Mapping[str, Any]) -> Id:
     """Return an object's "id"; raises ValueError for neither string nor integer."""
     id = value.get("id")
     if id is not None and (isinstance(id, bool) or not isinstance(id, str | int)):

@@ -4,7 +4,7 @@ import json
 from typing import Any
 
 from hybridlm.errors import CheckpointError
-from hybridlm.gguf_files.config import gguf_config
+from hybridlm.gguf_files.config import read_architecture
 from hybridlm.gguf_files.header import GgufHeader
 
 _SPACES = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
@@ -27,7 +27,8 @@ def companions(header: GgufHeader) -> dict[str, str]:
     Raises:
         CheckpointError: missing or contradictory metadata, or an unsupported tokenizer.
     """
-    files = {"config.json": json.dumps(gguf_config(header), indent=2)}
+    config, _ = read_architecture(header)
+    files = {"config.json": json.dumps(config, indent=2)}
     if header.metadata.get("tokenizer.ggml.model", "none") in ("none", "no_vocab"):
         return files
     tokens = _strings(header, "tokens")

@@ -48,13 +48,8 @@ class ArchitectureMetadata(ConfigReader):
         self.faults[-1] = self.faults[-1][:MAX_FAULT]  # an array may have millions of items
 
 
-def gguf_config(header: GgufHeader) -> dict[str, Any]:
-    """Return the original config.json; raises as `read_architecture`."""
-    return read_architecture(header)[0]
-
-
 def read_architecture(header: GgufHeader) -> tuple[dict[str, Any], tuple[str, ...]]:
-    """Return config.json, and unused keys.
+    """Return the original config.json, and unused keys.
 
     Raises:
         CheckpointError: another architecture, or missing or contradictory metadata.

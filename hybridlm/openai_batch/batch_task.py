@@ -20,7 +20,7 @@ from hybridlm.score_files.formats import check_output, ending_of
 from hybridlm.score_files.jsonl import json_row
 from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import InputRow, Mark, RowReader, TextSource
+from hybridlm.score_files.rows import InputRow, Mark, RowFields, TextSource
 from hybridlm.score_files.task import RowTask, Task, total
 from hybridlm.text_model import TextModel
 
@@ -64,15 +64,14 @@ def _row(number: int, value: dict[str, Any], size: int) -> InputRow:
     return InputRow(number, custom_id if isinstance(custom_id, str) else None, "body", value, size)
 
 
-READER = RowReader(_columns, _row, "custom_id")
-"""Reader of requests: objects of JSON lines, or rows of CSV with JSON bodies."""
+ID_NAME = "custom_id"
 
 
-def open_batch(path: Path, *fields: Any) -> TextSource:
+def open_batch(path: Path, fields: RowFields) -> TextSource:
     """Open a file of requests; a pipe is copied to a temporary file."""
     del fields
     if ending_of(path).startswith(".csv"):
-        return open_csv(path, READER)
+        return open_csv(path, _columns, _row, ID_NAME)
     if stat.S_ISREG(path.stat().st_mode):
         return _open_lines(path)
     with path.open("rb") as pipe:
@@ -83,7 +82,7 @@ def open_batch(path: Path, *fields: Any) -> TextSource:
 
 
 def _open_lines(path: Path) -> TextSource:
-    source = open_text_lines(path, _line, READER.id_name)
+    source = open_text_lines(path, _line, ID_NAME)
 
     def rows(start: Mark) -> Iterator[tuple[InputRow, Mark]]:
         return ((row, mark) for row, mark in source.rows(start) if row.item is not None or row.fault is not None)
@@ -92,7 +91,7 @@ def _open_lines(path: Path) -> TextSource:
 
 
 def _line(number: int, line: bytes) -> InputRow:
-    return json_row(READER, number, line) if line.strip() else InputRow(number, None, "", None, 0)
+    return json_row(_row, number, line) if line.strip() else InputRow(number, None, "", None, 0)
 
 
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:

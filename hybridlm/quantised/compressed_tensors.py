@@ -18,9 +18,8 @@ def _places(transforms: Any) -> set[str]:
     return locations
 
 
-def described(settings: Mapping[str, Any]) -> tuple[frozenset[str] | None, Hints, list[str]]:
-    """Return schemes (None for any), hints and faults of a configuration."""
-    faults: list[str] = []
+def described(settings: Mapping[str, Any], faults: list[str]) -> tuple[frozenset[str] | None, Hints]:
+    """Return a configuration's schemes (None for any) and hints; append its faults."""
     groups = settings.get("config_groups") or {}
     if not isinstance(groups, dict):
         faults.append(f"quantization_config.config_groups: expected an object, found {groups!r}")
@@ -67,7 +66,7 @@ def described(settings: Mapping[str, Any]) -> tuple[frozenset[str] | None, Hints
     if not places <= _MERGED:
         unsupported = ", ".join(sorted(places - _MERGED))
         faults.append(f"quantization_config.transform_config: rotations at run time are not implemented: {unsupported}")
-    return frozenset(schemes) or None, hints, faults
+    return frozenset(schemes) or None, hints
 
 
 def is_size(value: Any) -> TypeGuard[int]:

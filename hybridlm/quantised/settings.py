@@ -89,16 +89,19 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
     method = str(settings.get("quant_method") or ("modelopt" if modelopt or "quant_algo" in settings else "?")).lower()
     if method in REFUSED:
         return refused(method, f"quant_method {method!r}")
+    faults: list[str] = []
     readers: Mapping[str, Callable[[], QuantisationSettings]] = {
-        "fp8": lambda: _fp8(settings),
-        "modelopt": lambda: _modelopt(settings, modelopt),
-        "modelopt_fp4": lambda: _modelopt(settings, modelopt),
-        "compressed-tensors": lambda: _compressed_tensors(settings),
-        "gptq": lambda: _integers("gptq", settings),
-        "awq": lambda: _integers("awq", settings),
-        "auto-round": lambda: _auto_round(settings),
-        "bitsandbytes": lambda: _of_library(settings, bitsandbytes.schemes_of(settings), "llm_int8_skip_modules"),
-        "torchao": lambda: _of_library(settings, torchao.schemes_of(settings), "modules_to_not_convert"),
+        "fp8": lambda: _fp8(settings, faults),
+        "modelopt": lambda: _modelopt(settings, modelopt or {}, faults),
+        "modelopt_fp4": lambda: _modelopt(settings, modelopt or {}, faults),
+        "compressed-tensors": lambda: _compressed_tensors(settings, faults),
+        "gptq": lambda: _integers("gptq", settings, faults),
+        "awq": lambda: _integers("awq", settings, faults),
+        "auto-round": lambda: _auto_round(settings, faults),
+        "bitsandbytes": lambda: _of_library(
+            settings, bitsandbytes.schemes_of(settings), "llm_int8_skip_modules", faults
+        ),
+        "torchao": lambda: _of_library(settings, torchao.schemes_of(settings), "modules_to_not_convert", faults),
         "mxfp4": lambda: QuantisationSettings("mxfp4", frozenset({"mxfp4"})),
     }
     if method not in readers:
@@ -106,11 +109,10 @@ def read_settings(config: Mapping[str, Any], hf_quant_config: Mapping[str, Any] 
         return QuantisationSettings(method, faults=(fault,))
     chosen = readers[method]()
     if modelopt and not method.startswith("modelopt"):
-        schemes = _modelopt({}, modelopt).schemes
+        schemes = _modelopt({}, modelopt, []).schemes
         if chosen.schemes and schemes and not chosen.schemes & schemes:
-            fault = f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo']}"
-            return replace(chosen, faults=(*chosen.faults, fault))
-    return chosen
+            faults.append(f"config.json says {method}, hf_quant_config.json says {modelopt['quant_algo']}")
+    return replace(chosen, faults=tuple(faults))
 
 
 def refused(method: str, sign: str) -> QuantisationSettings:
@@ -124,8 +126,7 @@ def _is_mlx(settings: Any) -> bool:
     return {"group_size", "bits"} <= names and not {"quant_method", "quant_algo"} & names
 
 
-def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
-    faults = []
+def _fp8(settings: Mapping[str, Any], faults: list[str]) -> QuantisationSettings:
     block = settings.get("weight_block_size")
     if block is not None and not (is_sizes(block) and len(block) == 2):
         faults.append(f"quantization_config.weight_block_size: expected two sizes or null, found {block!r}")
@@ -147,26 +148,24 @@ def _fp8(settings: Mapping[str, Any]) -> QuantisationSettings:
     size = (block[0], block[1]) if block else (128, 128)
     hints = Hints(size, bool(block), fp4_experts=routed == "mxfp4")
     ignored = (*_names(settings, "modules_to_not_convert", faults), *_names(settings, "ignored_layers", faults))
-    return QuantisationSettings("fp8", frozenset(schemes), hints, ignored, faults=tuple(faults))
+    return QuantisationSettings("fp8", frozenset(schemes), hints, ignored)
 
 
-def _modelopt(settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | None) -> QuantisationSettings:
-    faults: list[str] = []
+def _modelopt(
+    settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any], faults: list[str]
+) -> QuantisationSettings:
     algorithms = [
-        str(source["quant_algo"]).upper() for source in (settings, hf_quant_config or {}) if source.get("quant_algo")
+        str(source["quant_algo"]).upper() for source in (settings, hf_quant_config) if source.get("quant_algo")
     ]
     if len(set(algorithms)) > 1:
         faults.append(f"config.json says quant_algo {algorithms[0]}, hf_quant_config.json says {algorithms[1]}")
     ignored = (*_names(settings, "ignore", faults), *_names(settings, "exclude_modules", faults))
-    ignored += _names(hf_quant_config or {}, "exclude_modules", faults)
-    if not algorithms:
-        return QuantisationSettings("modelopt", None, ignored=ignored, faults=tuple(faults))
-    if algorithms[0] != "MIXED_PRECISION":
-        schemes = _of_algorithm(algorithms[0], "quant_algo", faults)
-        return QuantisationSettings("modelopt", schemes, ignored=ignored, faults=tuple(faults))
-    layers = (hf_quant_config or {}).get("quantized_layers") or settings.get("quantized_layers")
-    if layers is None:
-        return QuantisationSettings("modelopt", None, ignored=ignored, faults=tuple(faults))
+    ignored += _names(hf_quant_config, "exclude_modules", faults)
+    if algorithms and algorithms[0] != "MIXED_PRECISION":
+        return QuantisationSettings("modelopt", _of_algorithm(algorithms[0], "quant_algo", faults), ignored=ignored)
+    layers = hf_quant_config.get("quantized_layers") or settings.get("quantized_layers")
+    if not algorithms or layers is None:
+        return QuantisationSettings("modelopt", ignored=ignored)
     listed = {}
     if not isinstance(layers, dict):
         faults.append(f"quantized_layers: expected an object, found {layers!r}")
@@ -176,7 +175,7 @@ def _modelopt(settings: Mapping[str, Any], hf_quant_config: Mapping[str, Any] | 
         listed[module_name(_without_mark(module))] = _of_algorithm(
             str(algorithm).upper(), f"quantized_layers.{module}", faults
         )
-    return QuantisationSettings("modelopt", None, ignored=ignored, listed=listed, faults=tuple(faults))
+    return QuantisationSettings("modelopt", ignored=ignored, listed=listed)
 
 
 def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
@@ -187,14 +186,12 @@ def _of_algorithm(name: str, where: str, faults: list[str]) -> frozenset[str]:
     return _MODELOPT.get(name, frozenset())
 
 
-def _compressed_tensors(settings: Mapping[str, Any]) -> QuantisationSettings:
-    schemes, hints, faults = described(settings)
-    ignored = _names(settings, "ignore", faults)
-    return QuantisationSettings("compressed-tensors", schemes, hints, ignored, faults=tuple(faults))
+def _compressed_tensors(settings: Mapping[str, Any], faults: list[str]) -> QuantisationSettings:
+    schemes, hints = described(settings, faults)
+    return QuantisationSettings("compressed-tensors", schemes, hints, _names(settings, "ignore", faults))
 
 
-def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
-    faults: list[str] = []
+def _integers(method: str, settings: Mapping[str, Any], faults: list[str]) -> QuantisationSettings:
     # transformers and GPTQModel write one of these names or several.
     names = ("checkpoint_format", "format", *(["version"] if method == "awq" else []))
     versions = {name: settings.get(name) for name in names}
@@ -209,7 +206,7 @@ def _integers(method: str, settings: Mapping[str, Any]) -> QuantisationSettings:
     hints = replace(
         _groups(settings), zero_plus_one="gptq_v2" not in versions.values(), ordered=settings.get("desc_act") is True
     )
-    return QuantisationSettings(method, frozenset({method}), hints, ignored, faults=tuple(faults))
+    return QuantisationSettings(method, frozenset({method}), hints, ignored)
 
 
 def _groups(settings: Mapping[str, Any]) -> Hints:
@@ -217,23 +214,22 @@ def _groups(settings: Mapping[str, Any]) -> Hints:
     return Hints(groups=frozenset([size] if is_size(size) else []))
 
 
-def _auto_round(settings: Mapping[str, Any]) -> QuantisationSettings:
+def _auto_round(settings: Mapping[str, Any], faults: list[str]) -> QuantisationSettings:
     packing = str(settings.get("packing_format", ""))
     if packing.endswith("auto_awq"):
         return QuantisationSettings("auto-round", frozenset({"awq"}), _groups(settings))
     if packing.endswith("auto_gptq"):
         return QuantisationSettings("auto-round", frozenset({"gptq"}), _groups(settings))
-    if packing == "llm_compressor":
-        return QuantisationSettings("auto-round", None)
-    expected = "auto_round:auto_gptq, auto_round:auto_awq or llm_compressor"
-    fault = f"quantization_config.packing_format: expected {expected}, found {packing!r}"
-    return QuantisationSettings("auto-round", faults=(fault,))
+    if packing != "llm_compressor":
+        expected = "auto_round:auto_gptq, auto_round:auto_awq or llm_compressor"
+        faults.append(f"quantization_config.packing_format: expected {expected}, found {packing!r}")
+    return QuantisationSettings("auto-round")
 
 
-def _of_library(settings: Mapping[str, Any], schemes: frozenset[str] | None, plain: str) -> QuantisationSettings:
-    faults: list[str] = []
-    ignored = _names(settings, plain, faults)
-    return QuantisationSettings(settings["quant_method"], schemes, ignored=ignored, faults=tuple(faults))
+def _of_library(
+    settings: Mapping[str, Any], schemes: frozenset[str] | None, plain: str, faults: list[str]
+) -> QuantisationSettings:
+    return QuantisationSettings(settings["quant_method"], schemes, ignored=_names(settings, plain, faults))
 
 
 def _names(settings: Mapping[str, Any], key: str, faults: list[str]) -> tuple[str, ...]:

@@ -7,8 +7,18 @@ import numpy as np
 import pyarrow as pa
 
 from hybridlm.requests.results import TokenLogprobs
-from hybridlm.score_files.rows import COLUMNS, NO_FIELDS, Columns, InputRow, Kind, OutputRow, RowFields, named_columns
-from hybridlm.scoring.items import MASK, form_of
+from hybridlm.score_files.rows import (
+    COLUMNS,
+    NO_FIELDS,
+    Columns,
+    InputRow,
+    Kind,
+    OutputRow,
+    RowFields,
+    named_columns,
+    row_of,
+)
+from hybridlm.scoring.items import MASK
 
 
 def columns_of(schema: pa.Schema, fields: RowFields = NO_FIELDS) -> list[str]:
@@ -61,31 +71,25 @@ def read_rows(
     batch: pa.RecordBatch | pa.Table, first: int, skipped: int = 0, fields: RowFields = NO_FIELDS
 ) -> Iterator[InputRow]:
     """Yield the rows of a batch, with faults for missing and undecodable texts."""
-    names = [*COLUMNS, *(name for name in fields if name is not None)]
+    extra = [name for name in fields if name is not None]
+    names = [*COLUMNS, *extra]
     columns = (_values(batch, name, skipped) for name in names)
     for number, values in enumerate(zip(*columns, strict=True), first + skipped):
         cells = dict(zip(names, values, strict=True))
-        chosen, changes = (None if name is None else cells.pop(name) for name in fields)
-        row = _row(number, cells)
-        size = row.size + sum(_size(cell) for cell in (chosen, changes) if cell is not None)
-        yield row._replace(chosen=chosen, interventions=changes and _without_nulls(changes), size=size)
+        row = _row(number, cells, fields)
+        size = sum(_size(cells[name]) for name in extra if cells[name] is not None)
+        yield row._replace(size=size if row.fault is not None else size + _size(row.item))
 
 
-def _row(number: int, values: dict[str, Any]) -> InputRow:
-    id = values.pop("id")
-    for name, value in (("id", id), *values.items()):
-        if isinstance(value, UnicodeDecodeError):
-            return InputRow(number, None if value is id else id, "", None, 0, f"{name}: expected UTF-8: {value}")
-    try:
-        form = form_of(values)
-    except ValueError as error:
-        return InputRow(number, id, "", None, 0, str(error))
-    item = values[form]
-    if form == "prompt":
-        item = {"prompt": item, "completion": values["completion"]}
-    elif form == "messages":
-        item = {"messages": _without_nulls(item)}
-    return InputRow(number, id, form, item, _size(item))
+def _row(number: int, cells: dict[str, Any], fields: RowFields) -> InputRow:
+    for name, cell in cells.items():
+        if isinstance(cell, UnicodeDecodeError):
+            id = None if name == "id" else cells["id"]
+            return InputRow(number, id, "", None, 0, f"{name}: expected UTF-8: {cell}")
+    for name in ("messages", fields.interventions):
+        if name in cells:
+            cells[name] = _without_nulls(cells[name])
+    return row_of(fields, None, number, cells, 0)
 
 
 def _without_nulls(value: Any) -> Any:

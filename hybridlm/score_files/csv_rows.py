@@ -2,7 +2,7 @@
 
 import csv
 import io
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO
@@ -17,7 +17,7 @@ from hybridlm.score_files.rows import (
     InputRow,
     Mark,
     OutputRow,
-    RowReader,
+    RowOf,
     ScoreTarget,
     SortedParts,
     TextSource,
@@ -26,8 +26,13 @@ from hybridlm.score_files.rows import (
 from ir_passes.files.strict_json import parse_json
 
 
-def open_csv(path: Path, reader: RowReader) -> TextSource:
+def open_csv(
+    path: Path, columns_of: Callable[[Sequence[str]], dict[str, bool]], row: RowOf, id_name: str = "id"
+) -> TextSource:
     """Open a CSV file of texts or requests, perhaps .gz; an empty cell is null.
+
+    Args:
+        columns_of: names of the file -> columns to read, True for JSON; raises ValueError.
 
     Raises:
         ValueError: damaged gzip or CSV, or a missing or duplicate column.
@@ -38,7 +43,7 @@ def open_csv(path: Path, reader: RowReader) -> TextSource:
     names, first = next(_records(path, end, START), ([], START))
     end = content_end(path, LINE_ENDS) if len(names) == 1 else end
     try:
-        columns = reader.columns(names)
+        columns = columns_of(names)
     except ValueError as error:
         commas = "" if len(names) > 1 else " (cells are separated by commas, names are in the first row)"
         raise ValueError(f"{path}: {error}{commas}") from None
@@ -52,9 +57,9 @@ def open_csv(path: Path, reader: RowReader) -> TextSource:
             except ValueError as error:
                 yield InputRow(number, None, "", None, size, str(error)), mark
             else:
-                yield reader.row(number, value, size), mark
+                yield row(number, value, size), mark
 
-    return TextSource(path, "row", rows, reader.id_name)
+    return TextSource(path, "row", rows, id_name)
 
 
 def _records(path: Path, end: int, start: Mark) -> Iterator[tuple[list[str], Mark]]:

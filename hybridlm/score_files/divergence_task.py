@@ -15,7 +15,7 @@ from hybridlm.requests.validation import check_length, to_items
 from hybridlm.score_files.formats import ending_of
 from hybridlm.score_files.lines import open_lines
 from hybridlm.score_files.rows import Columns
-from hybridlm.score_files.task import RowTask, RowValues, ScoreFileReport, Task, file_report, text_task
+from hybridlm.score_files.task import RowResult, RowTask, ScoreFileReport, Task, file_report, row_result, text_task
 from hybridlm.scoring.divergence import Divergence, compare
 from hybridlm.text_model import TextModel
 from ir_passes.files.strict_json import parse_json
@@ -112,9 +112,9 @@ class DivergenceTask(Task):
         other = text_model_of(self.other)
         require_comparable(model, other)
 
-        def run(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
+        def run(ids: Sequence[tuple[int, ...]]) -> list[RowResult]:
             divergence, wrong = compare_models(model, other, ids, full_lanes=True)
-            return [RowValues(divergence.of(i), len(text), wrong.get(i)) for i, text in enumerate(ids)]
+            return [row_result(divergence.of(i), len(text), wrong.get(i)) for i, text in enumerate(ids)]
 
         origin = {f"other {name}": value for name, value in other.origin().items()}
         encode = partial(compared_ids, model, other)

@@ -10,10 +10,19 @@ from pathlib import Path
 from hybridlm.errors import require_extra
 from hybridlm.files.atomic import replaceable
 from hybridlm.score_files.csv_rows import csv_target, open_csv
-from hybridlm.score_files.jsonl import json_target, open_json_lines
+from hybridlm.score_files.jsonl import json_row, json_target
 from hybridlm.score_files.lines import LINE_ENDS, open_text_lines
 from hybridlm.score_files.options import FileOptions
-from hybridlm.score_files.rows import NO_FIELDS, Columns, IdKinds, RowFields, ScoreTarget, TextSource, text_reader
+from hybridlm.score_files.rows import (
+    NO_FIELDS,
+    Columns,
+    IdKinds,
+    RowFields,
+    ScoreTarget,
+    TextSource,
+    csv_columns,
+    row_of,
+)
 
 LINES = (".jsonl", ".jsonl.gz")
 TABLES = (*LINES, ".csv", ".csv.gz", ".parquet")
@@ -66,17 +75,17 @@ def check_output(input: Path, output: Path, options: FileOptions) -> Path:
 
 def open_source(path: Path, fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> TextSource:
     """Open a file of texts or requests; raises as `check_source`, or ValueError for no texts."""
-
     ending = check_source(path, request is not None)
     if ending == ".parquet":
         # pyarrow is an extra, which nothing else may import.
         from hybridlm.score_files.parquet import open_parquet
 
         return open_parquet(path, fields)
+    row = partial(row_of, fields, request)
     if ending in LINES:
-        return open_json_lines(path, text_reader(fields, request))
+        return open_text_lines(path, partial(json_row, row))
     if ending.startswith(".csv"):
-        return open_csv(path, text_reader(fields))
+        return open_csv(path, partial(csv_columns, fields), row)
     if names := [name for name in fields if name is not None]:
         raise ValueError(f"{path}: lines of text have no field {names[0]!r}; give .jsonl, .csv or .parquet")
     return open_text_lines(path, blanks=LINE_ENDS)

@@ -3,14 +3,11 @@
 import gzip
 import itertools
 from collections.abc import Iterable, Iterator, Mapping
-from functools import partial
-from pathlib import Path
 from typing import Any, BinaryIO
 
 import numpy as np
 
 from hybridlm.files.json_lines import dump, finite, parse_object, write_in_order
-from hybridlm.score_files.lines import open_text_lines
 from hybridlm.score_files.rows import (
     Columns,
     IdKinds,
@@ -18,20 +15,15 @@ from hybridlm.score_files.rows import (
     Kind,
     Lists,
     OutputRow,
-    RowReader,
+    RowOf,
     ScoreTarget,
     SortedParts,
-    TextSource,
 )
 
 
-def open_json_lines(path: Path, reader: RowReader) -> TextSource:
-    return open_text_lines(path, partial(json_row, reader), reader.id_name)
-
-
-def json_row(reader: RowReader, number: int, line: bytes) -> InputRow:
+def json_row(row: RowOf, number: int, line: bytes) -> InputRow:
     try:
-        return reader.row(number, parse_object(line), len(line))
+        return row(number, parse_object(line), len(line))
     except ValueError as error:
         return InputRow(number, None, "", None, len(line), str(error))
 

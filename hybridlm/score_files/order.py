@@ -7,10 +7,8 @@ import json
 import zlib
 from array import array
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import islice
-from operator import attrgetter
-from typing import TypeVar
 
 import numpy as np
 
@@ -18,8 +16,6 @@ from hybridlm.files.parts import Contents
 from hybridlm.prefix_cache.radix_tree import common_length
 from hybridlm.score_files.rows import InputRow, SortedParts, TextSource
 from hybridlm.score_files.survey import Limits, RowWindow
-
-T = TypeVar("T")
 
 DEFAULT_SORT_WINDOW = 1 << 26
 MIN_SAVED = 0.1
@@ -52,7 +48,7 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
     if not windows:
         return
     first_pass, second_pass = source.rows(windows[0].start), source.rows(windows[0].start)
-    for group in grouped(windows, attrgetter("size"), limits.sorted):
+    for group in grouped(windows, limits.sorted):
         count = sum(window.rows for window in group)
         share = common_share(row for row, _ in islice(first_pass, count)) if limits.sorted else 0.0
         rows = (row for row, _ in islice(second_pass, count))
@@ -65,16 +61,15 @@ def plan(source: TextSource, windows: Sequence[RowWindow], limits: Limits) -> It
             deque(rows, maxlen=0)  # skips the other rows
 
 
-def grouped(windows: Iterable[T], size_of: Callable[[T], int], limit: int) -> Iterator[list[T]]:
+def grouped(windows: Iterable[RowWindow], limit: int) -> Iterator[list[RowWindow]]:
     """Yield groups of consecutive windows, of at most `limit` bytes or one window."""
-    group, group_size = list[T](), 0
+    group, group_size = list[RowWindow](), 0
     for window in windows:
-        size = size_of(window)
-        if group and group_size + size > limit:
+        if group and group_size + window.size > limit:
             yield group
             group, group_size = [], 0
         group.append(window)
-        group_size += size
+        group_size += window.size
     if group:
         yield group
 

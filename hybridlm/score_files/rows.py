@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any, BinaryIO, Literal, NamedTuple
 
@@ -139,6 +138,8 @@ def require_one_kind(ids: IdKinds, format: str) -> None:
         raise ValueError(f"ids: {places}, but a {format} column holds one kind; write .jsonl")
 
 
+RowOf = Callable[[int, dict[str, Any], int], InputRow]
+"""(number, object of a line or of the cells of a table, bytes) -> row."""
 COLUMNS = ("id", *FORMS, "completion", MASK)
 CHAT_FIELDS = ("tools", "chat_template_kwargs")
 """Further fields of objects with messages."""
@@ -162,34 +163,17 @@ def named_columns(names: Sequence[str], fields: RowFields = NO_FIELDS) -> list[s
     return [*columns, *(name for name in fields if name is not None)]
 
 
-@dataclass(frozen=True)
-class RowReader:
-    """Reader of objects, of JSON lines or the cells of a table.
-
-    Attributes:
-        columns: names of a CSV file -> columns to read, True for JSON; raises ValueError.
-        row: (number, object, bytes) -> row.
-    """
-
-    columns: Callable[[Sequence[str]], dict[str, bool]]
-    row: Callable[[int, dict[str, Any], int], InputRow]
-    id_name: str = "id"
-
-
-def text_reader(fields: RowFields = NO_FIELDS, request: tuple[str, ...] | None = None) -> RowReader:
-    """Return the reader of a text, token ids, a prompt, messages, or a request."""
-    return RowReader(partial(_text_columns, fields), partial(_text_row, fields, request))
-
-
-def _text_columns(fields: RowFields, names: Sequence[str]) -> dict[str, bool]:
+def csv_columns(fields: RowFields, names: Sequence[str]) -> dict[str, bool]:
+    """Return the columns of a CSV file to read, True for JSON; raises as `named_columns`."""
     columns = named_columns(names, fields)
     chat = [name for name in CHAT_FIELDS if name in names and "messages" in columns]
     return {name: name not in TEXT_COLUMNS for name in (*columns, *chat)}
 
 
-def _text_row(
-    fields: RowFields, request: tuple[str, ...] | None, number: int, value: dict[str, Any], size: int
+def row_of(
+    fields: RowFields, request: tuple[str, ...] | None, number: int, value: Mapping[str, Any], size: int
 ) -> InputRow:
+    """Return an object's row: text, token ids, prompt, messages, or fields of a request."""
     id = None
     try:
         id = read_id(value)
@@ -206,7 +190,7 @@ def _text_row(
     return InputRow(number, id, key, item, size, None, chosen, interventions)
 
 
-def _item(request: tuple[str, ...] | None, value: dict[str, Any]) -> tuple[str, Any]:
+def _item(request: tuple[str, ...] | None, value: Mapping[str, Any]) -> tuple[str, Any]:
     if request is not None:
         return "request", {name: value[name] for name in request if name in value}
     form = form_of(value)

@@ -41,7 +41,7 @@ def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.Path
         min(options.sort_window, MAX_SORT_IDS // task.ids),
     )
     with (
-        closing(task.open(input, task.row_fields, task.request)) as source,
+        closing(task.open(input, task.row_fields)) as source,
         parts_of(path) as parts,
         score_progress(options.progress, task.verb, lambda: task.counts().computed) as bar,
     ):

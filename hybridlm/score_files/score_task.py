@@ -16,7 +16,7 @@ from hybridlm.requests.probes import Probe, interventions_of
 from hybridlm.requests.results import Score
 from hybridlm.score_files.probed_rows import ProbedRows
 from hybridlm.score_files.rows import Columns, InputRow, Kind, Lists, RowFields
-from hybridlm.score_files.task import RowTask, RowValues, Task
+from hybridlm.score_files.task import RowResult, RowTask, Task, row_result
 from hybridlm.scoring.distributions import NOTHING_ASKED, DistributionSettings, Question, TextQuestion, about
 from hybridlm.scoring.items import ScoredIds, own
 from hybridlm.text_model import TextModel
@@ -185,7 +185,7 @@ def scored_rows(
             probes = probed.probes(texts, row.interventions, row.key)
         return texts, questions, probes, row.several
 
-    def run(rows: Sequence[ScoredRow]) -> list[RowValues]:
+    def run(rows: Sequence[ScoredRow]) -> list[RowResult]:
         row_questions = [question for _, questions, _, _ in rows for question in questions]
         question = settings.together(row_questions) if settings.given else None
         ids = [text.token_ids for texts, *_ in rows for text in texts]
@@ -209,7 +209,7 @@ def scored_rows(
     )
 
 
-def _values(scores: list[Score], several: bool) -> RowValues:
+def _values(scores: list[Score], several: bool) -> RowResult:
     wrong = next((score.first_wrong for score in scores if score.first_wrong is not None), None)
     fields = score_fields(scores[0])
     if several:
@@ -217,4 +217,4 @@ def _values(scores: list[Score], several: bool) -> RowValues:
         prompt = max(score.prefix_tokens for score in scores)
         fields = {"prompt_tokens": prompt, "completions": list(map(score_fields, scores))}
     shifted = sum(score.boundary_shift > 0 for score in scores)
-    return RowValues(fields, len(scores[0].token_ids), wrong, shifted)
+    return row_result(fields, len(scores[0].token_ids), wrong, shifted)

@@ -5,7 +5,7 @@ from collections.abc import Callable, Mapping, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, ClassVar, NamedTuple
+from typing import Any, ClassVar
 
 from hybridlm.errors import NumericalError
 from hybridlm.files.finished import FinishedTexts
@@ -56,26 +56,19 @@ def file_report(output: Path, parts: Parts, earlier_rows: int) -> ScoreFileRepor
     return ScoreFileReport(output, rows - errors, errors, tokens, earlier_rows, *counts)
 
 
-class RowValues(NamedTuple):
-    """Values of one row.
-
-    Attributes:
-        wrong: first token with NaN or infinity; fields are then meaningless.
-        shifted: completions scored from within the prompt.
-    """
-
-    fields: Mapping[str, Any]
-    tokens: int
-    wrong: int | None = None
-    shifted: int = 0
+RowResult = OutputRow | NumericalError
+"""A row without its id, or the error of a token with NaN or infinity."""
 
 
-def output_row(row: InputRow, name: str | None, result: RowValues | str) -> OutputRow:
-    if isinstance(result, RowValues):
-        if result.wrong is None:
-            return OutputRow(row.id, result.fields, None, result.tokens, result.shifted)
-        result = str(NumericalError(name or row.key, result.wrong))
-    return OutputRow(row.id, None, result)
+def row_result(fields: Mapping[str, Any], tokens: int, wrong: int | None, shifted: int = 0) -> RowResult:
+    """Return a row's result; an error for a first token with NaN or infinity (`wrong`)."""
+    return OutputRow(None, fields, None, tokens, shifted) if wrong is None else NumericalError("", wrong)
+
+
+def output_row(row: InputRow, name: str | None, result: RowResult | str) -> OutputRow:
+    if isinstance(result, OutputRow):
+        return result._replace(id=row.id)
+    return OutputRow(row.id, None, str(result if isinstance(result, str) else result.of(name or row.key)))
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -87,12 +80,11 @@ class RowTask:
         run: works -> results, a function of order and content.
         origin: everything else that determines the output.
         prompt_columns: further fields with prompts or messages.
-        request: None for texts and token ids.
         ids: reported ids per position, at least 1; in memory until the part is written.
         window_bytes: None for 1 MiB.
         during: context around a part.
         check: (input, output, options) -> output path, without a model.
-        open: (input, field names, request fields) -> input rows.
+        open: (input, field names) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
         report: (output, parts, earlier rows) -> result.
@@ -103,7 +95,6 @@ class RowTask:
     run: Callable[[Sequence[Any]], Sequence[Any]]
     origin: Origin
     prompt_columns: Columns = field(default_factory=dict)
-    request: tuple[str, ...] | None = None
     row_fields: RowFields = NO_FIELDS
     ids: int = 1
     most_rows: int | None = None
@@ -112,7 +103,7 @@ class RowTask:
     counts: Callable[[], TokenCounts] = TokenCounts
     during: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
     check: Callable[[Path, Path, FileOptions], Path] = check_file
-    open: Callable[[Path, RowFields, tuple[str, ...] | None], TextSource] = open_source
+    open: Callable[[Path, RowFields], TextSource] = open_source
     output: Callable[[InputRow, str | None, Any], OutputRow] = output_row
     format: str | None = None
     rows: str = "rows"
@@ -134,7 +125,7 @@ def text_task(
     model: TextModel,
     columns: Columns,
     encode: Callable[[Any, str], Any],
-    run: Callable[[Sequence[Any]], Sequence[RowValues]],
+    run: Callable[[Sequence[Any]], Sequence[RowResult]],
     origin: Origin,
     **fields: Any,
 ) -> RowTask:

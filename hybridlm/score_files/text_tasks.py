@@ -9,9 +9,9 @@ import numpy as np
 
 from hybridlm.decision_models.prompts import FIELDS, Prompt
 from hybridlm.engine.config import option
-from hybridlm.score_files.formats import check_file
+from hybridlm.score_files.formats import check_file, open_source
 from hybridlm.score_files.rows import Columns
-from hybridlm.score_files.task import RowTask, RowValues, Task, text_task
+from hybridlm.score_files.task import RowResult, RowTask, Task, row_result, text_task
 from hybridlm.scoring.pooling import Pooling, check_pooling, classes, pooled
 from hybridlm.text_model import TextModel
 
@@ -38,10 +38,10 @@ class EmbedTask(Task):
         check_pooling(self.pooling, self.normalised)
 
     def on(self, model: TextModel) -> RowTask:
-        def run(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
+        def run(ids: Sequence[tuple[int, ...]]) -> list[RowResult]:
             size = model.config.hidden_size
             vectors, wrong = pooled(model.engine, ids, size, self.pooling, self.normalised, full_lanes=True)
-            return [RowValues({"embedding": vectors[i]}, len(text), wrong.get(i)) for i, text in enumerate(ids)]
+            return [row_result({"embedding": vectors[i]}, len(text), wrong.get(i)) for i, text in enumerate(ids)]
 
         kind = f"{self.pooling} token, {'normalised' if self.normalised else 'as it is'}"
         return text_task(model, {"embedding": "floats"}, model.text_inputs.encode, run, {"embedding": kind})
@@ -60,14 +60,14 @@ class ClassifyTask(Task):
         if len(classifier.labels) > 1:
             columns = {"logits": "floats", "label": "text", "probabilities": "floats"}
 
-        def run(ids: Sequence[tuple[int, ...]]) -> list[RowValues]:
+        def run(ids: Sequence[tuple[int, ...]]) -> list[RowResult]:
             classification, wrong = classes(model.engine, ids, classifier, full_lanes=True)
             rows: list[dict[str, Any]] = [{"logits": logits} for logits in classification.logits]
             if len(classifier.labels) > 1:
                 for row, shares in zip(rows, classification.probabilities, strict=True):
                     row["label"] = classifier.labels[int(np.argmax(row["logits"]))]
                     row["probabilities"] = shares.astype(np.float32)
-            return [RowValues(rows[i], len(text), wrong.get(i)) for i, text in enumerate(ids)]
+            return [row_result(rows[i], len(text), wrong.get(i)) for i, text in enumerate(ids)]
 
         return text_task(model, columns, model.text_inputs.encode, run, {"logits": "score.weight"})
 
@@ -84,19 +84,18 @@ class DecideTask(Task):
     def on(self, model: TextModel) -> RowTask:
         decider = model.decider(full_lanes=True)
 
-        def run(requests: Sequence[list[Prompt]]) -> list[RowValues]:
-            rows: list[RowValues] = []
+        def run(requests: Sequence[list[Prompt]]) -> list[RowResult]:
+            rows: list[RowResult] = []
             for prompts, answers in zip(requests, decider.answers(requests), strict=True):
                 tokens = sum(len(prompt.token_ids) for prompt in prompts)
                 wrong = answers if isinstance(answers, int) else None
                 fields = (
                     {} if isinstance(answers, int) else {name: answer.to_dict() for name, answer in answers.items()}
                 )
-                rows.append(RowValues({"answers": fields}, tokens, wrong))
+                rows.append(row_result({"answers": fields}, tokens, wrong))
             return rows
 
         origin: dict[str, str | int] = {"decisions": decider.prompts.settings.digest}
+        files = {"check": self.check, "open": partial(open_source, request=FIELDS)}
         columns: Columns = {"answers": "object"}
-        return text_task(
-            model, columns, lambda item, where: decider.encode(item), run, origin, request=FIELDS, check=self.check
-        )
+        return text_task(model, columns, lambda item, where: decider.encode(item), run, origin, **files)

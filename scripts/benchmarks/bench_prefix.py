@@ -8,7 +8,6 @@ equal except in near ties; the exit status is 1 if two such logits differ by mor
 """
 
 import argparse
-import statistics
 import sys
 import time
 from pathlib import Path
@@ -16,6 +15,7 @@ from pathlib import Path
 import numpy as np
 
 import hybridlm
+from hybridlm.bench.sides import Timing
 
 
 def timed(lm: hybridlm.LM, prompts: list[list[int]], tokens: int) -> tuple[float, int, list[list[int]]]:
@@ -71,11 +71,10 @@ def main() -> int:
             seconds.append((a, b))
             read = read_a, read_b
             margins += [margin(cold, *each) for each in zip(texts, tokens_a, tokens_b, strict=True)]
-        without, with_cache = (statistics.median(side) for side in zip(*seconds, strict=True))
-        ratios = [a / b for a, b in seconds]
+        without, with_cache = (Timing(name, rounds) for rounds in zip(*seconds, strict=True))
         print(
-            f"| {options.prompts} x {options.common + options.own}, {name} | {without:.2f} | {with_cache:.2f} | "
-            f"{read[0]:,} | {read[1]:,} | {statistics.median(ratios):.2f} ({min(ratios):.2f}-{max(ratios):.2f}) |"
+            f"| {options.prompts} x {options.common + options.own}, {name} | {without.seconds:.2f} | "
+            f"{with_cache.seconds:.2f} | {read[0]:,} | {read[1]:,} | {with_cache.ratio_text(without)} |"
         )
     counters = {name: count for name, count in warm.stats.items() if name.startswith("prefix")}
     print(

@@ -12,6 +12,7 @@ import argparse
 import json
 import tempfile
 import time
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +21,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 import hybridlm
-from hybridlm.score_files.task import ScoreFileReport
+from hybridlm.bench.sides import in_turns
 
 
 def write(path: Path, texts: list[list[int]]) -> Path:
@@ -29,12 +30,11 @@ def write(path: Path, texts: list[list[int]]) -> Path:
     return path
 
 
-def seconds(lm: hybridlm.LM, source: Path, **settings: Any) -> tuple[float, ScoreFileReport]:
-    """Return the CPU seconds of a run, and its report."""
-    output = source.with_name("out.parquet")
+def seconds(lm: hybridlm.LM, source: Path, **settings: Any) -> float:
+    """Return the CPU seconds of a run."""
     began = time.process_time()
-    report = lm.score_file(source, output, restart=True, **settings)
-    return time.process_time() - began, report
+    lm.score_file(source, source.with_name("out.parquet"), restart=True, **settings)
+    return time.process_time() - began
 
 
 def measure_top(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict[str, Any]:
@@ -45,8 +45,8 @@ def measure_top(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> dict
     settings: list[dict[str, Any]] = [{}, {"top": args.top}]
     for choice in settings:
         seconds(lm, sample, **choice)
-    durations = [[seconds(lm, source, **choice)[0] for choice in settings] for _ in range(args.rounds)]
-    plain, top = np.median(np.array(durations), axis=0)
+    runs = [(str(choice), partial(seconds, lm, source, **choice)) for choice in settings]
+    plain, top = (timing.seconds for timing in in_turns(runs, args.rounds, set()))
     return {"plain": round(plain, 2), f"top {args.top}": round(top, 2), "ratio": round(top / plain, 3)}
 
 
@@ -63,20 +63,21 @@ def measure_shared(lm: hybridlm.LM, folder: Path, args: argparse.Namespace) -> d
     shared_file, distinct_file = write(folder / "shared.parquet", rows), write(folder / "alone.parquet", texts)
     sample = write(folder / "few.parquet", [*rows[: 4 * args.prompts], *texts[: 2 * lm.engine.lanes]])
     seconds(lm, sample)
-    durations, counts = list[list[float]](), [lm.stats["scored_tokens"]]
-    for _ in range(args.rounds):
-        durations.append([])
-        for file in (shared_file, distinct_file):
-            durations[-1].append(seconds(lm, file)[0])
-            counts.append(lm.stats["scored_tokens"])
-    shared_seconds, distinct_seconds = np.median(np.array(durations), axis=0)
-    computed = np.diff(counts)[:2].tolist()
+    counts: list[int] = []
+
+    def run(file: Path) -> float:
+        start, duration = lm.stats["scored_tokens"], seconds(lm, file)
+        counts.append(lm.stats["scored_tokens"] - start)
+        return duration
+
+    runs = [(file.stem, partial(run, file)) for file in (shared_file, distinct_file)]
+    shared_seconds, distinct_seconds = (timing.seconds for timing in in_turns(runs, args.rounds, set()))
     return {
         "rows": args.rows,
         "tokens": sum(map(len, rows)),
         "distinct tokens": distinct,
-        "computed": computed,
-        "ratio of tokens": round(computed[0] / computed[1], 3),
+        "computed": counts[:2],
+        "ratio of tokens": round(counts[0] / counts[1], 3),
         "CPU seconds": round(shared_seconds, 2),
         "CPU seconds of distinct tokens": round(distinct_seconds, 2),
         "ratio of seconds": round(shared_seconds / distinct_seconds, 3),

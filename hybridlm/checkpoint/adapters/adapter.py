@@ -16,7 +16,7 @@ from typing import Any, NamedTuple
 import jax
 import numpy as np
 
-from hybridlm.checkpoint.cast import aligned_empty, converted, finite_tensor, require_finite_tensor
+from hybridlm.checkpoint.cast import aligned_empty, convert, finite_tensor, require_finite_tensor
 from hybridlm.checkpoint.safetensors import ArrayFile, open_safetensors
 from hybridlm.checkpoint.shards import Shards, build_together
 from hybridlm.errors import CheckpointError
@@ -181,7 +181,10 @@ def build_merged(
             fill(window, result[(*target, ...)])
         for adapter in adapters:
             adapter.merge(weight, pieces, result)
-        return {"": converted(result, kind, path, names) if adapters else result}
+        if adapters:
+            merged, result = result, aligned_empty(shards.local_shape, kind)
+            convert(merged, result, path, names)
+        return {"": result}
 
     return jax.block_until_ready(build_together({"": shards}, host)[""])
 

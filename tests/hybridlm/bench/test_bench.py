@@ -12,6 +12,7 @@ import jax
 import numpy as np
 import pytest
 from command_line import run_command
+from hlo_text import module_of
 
 import hybridlm
 import models
@@ -107,15 +108,23 @@ def test_operations_belong_to_parts() -> None:
     assert part_of("jit(step)/GatedDeltaNet/projection/dot_general") == "GatedDeltaNet projection"
     assert part_of("jit(step)/projection/dot_general") is None
     assert part_of("jit(step)/gt") is None and part_of("reduce_sum") is None
-    hlo = """%fused (p: f32[4]) -> f32[4] {
-  ROOT %mul.1 = f32[4]{0} multiply(%p, %p), metadata={op_name="jit(step)/Mlp/mul" stack_frame_id=3}
+    module = """HloModule step, is_scheduled=true
+%fused (p: f32[4]) -> f32[4] {
+  %p = f32[4]{0} parameter(0)
+  ROOT %mul.1 = f32[4]{0} multiply(%p, %p), metadata={op_name="jit(step)/Mlp/mul"}
+}
+%unnamed (q: f32[4]) -> f32[4] {
+  %q = f32[4]{0} parameter(0)
+  ROOT %neg.1 = f32[4]{0} negate(%q)
 }
 ENTRY %main (a: f32[4]) -> f32[4] {
   %a = f32[4]{0} parameter(0)
   %call.3 = f32[4]{0} custom-call(%a), custom_call_target="hybridlm_row_product", metadata={op_name="jit(s)/f"}
-  ROOT %fusion.2 = f32[4]{0} fusion(%a), kind=kLoop, calls=%fused, metadata={op_name="reduce_sum"}
+  %fusion.1 = f32[4]{0} fusion(%call.3), kind=kLoop, calls=%unnamed, metadata={op_name="reduce_sum"}
+  ROOT %fusion.2 = f32[4]{0} fusion(%fusion.1), kind=kLoop, calls=%fused, metadata={op_name="reduce_sum"}
 }"""
-    assert parts_of_instructions(hlo) == {"mul.1": "Mlp", "call.3": "row product", "fusion.2": "Mlp"}
+    parts = parts_of_instructions(module_of(module))
+    assert parts == {"mul.1": "Mlp", "call.3": "row product", "fusion.2": "Mlp"}
 
 
 def test_time_inside_a_loop_is_counted_once() -> None:

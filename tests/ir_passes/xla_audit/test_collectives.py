@@ -5,13 +5,12 @@ from functools import partial
 from typing import Any
 
 import pytest
-from hlo_text import ADD, serialized
+from hlo_text import ADD, module_of
 from traced_programs import scheduled
 
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import Finding, FindingKind
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.program import Buffers, Executable
 
 JOINED = """
@@ -49,7 +48,7 @@ def check(scheduled: list[Any], sizes: Any = (16, 4, 20), reducer: str = "add", 
     text = JOINED.replace("REDUCER", reducer).replace("GROUPS", groups)
     for i, size in enumerate(sizes):
         text = text.replace(f"SIZES{i}", str(size))
-    executable = Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0, 1: 1}, "gpu", 0, "")
+    executable = Executable(module_of(text), Buffers({}, {}), {0: 0, 1: 1}, "gpu", 0, "")
     return collectives(executable, live_values(executable), MESH, (), scheduled)
 
 
@@ -98,7 +97,7 @@ ENTRY main {
 def exchanging(operation: str, groups: str) -> Executable:
     text = EXCHANGED.replace("SIZE", str(SIZES.get(operation, 8)))
     text = text.replace("OPERATION", ORDERED[operation]).replace("GROUPS", groups)
-    return Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0}, "cpu", 0, "")
+    return Executable(module_of(text), Buffers({}, {}), {0: 0}, "cpu", 0, "")
 
 
 def exchange(

@@ -7,11 +7,10 @@ import jax
 import jax.numpy as jnp
 import pytest
 from card_kernels import executable_on
-from hlo_text import ADD, serialized
+from hlo_text import ADD, module_of
 
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.memory import misplaced, overlaps
 from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
 
@@ -83,7 +82,7 @@ def found(case: Case) -> list[tuple[int, Index, str]]:
     for old, new in case.changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    read = read_module(serialized(text))
+    read = module_of(text)
     arrays: dict[tuple[int, Index], Array] = {
         (i.id, index): array for i in read.main.instructions for index, array in i.arrays.items()
     }
@@ -211,7 +210,7 @@ ENTRY main {
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
-    module = read_module(serialized(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}')))
+    module = module_of(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}'))
     sums = next(instruction for instruction in module.main.instructions if instruction.opcode == "all-reduce-start")
     slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 256) for parameter in module.main.parameters.values()}
     slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}
@@ -242,7 +241,7 @@ def test_a_call_of_a_library_writes_over_the_operand_alone_that_it_names(
     target: str, message: str, operand: int, good: bool
 ) -> None:
     """A product added to an operand, or a kernel that overwrites its named operand."""
-    module = read_module(serialized(CALL.replace("TARGET", target).replace("MORE", message)))
+    module = module_of(CALL.replace("TARGET", target).replace("MORE", message))
     slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 1024) for parameter in module.main.parameters.values()}
     slices[module.main.root, ()] = Slice(operand, 0, 1024)
     allocations = {i: Allocation(i, 1024, None, False, False, False) for i in range(3)}
@@ -273,7 +272,7 @@ def check_overlap(text: str, places: dict[str | tuple[str, int], tuple[int, int]
         places: names of values, or of their parts, with allocation and size.
         good: True for values with separate bytes.
     """
-    module = read_module(serialized(text))
+    module = module_of(text)
     ids = {instruction.name: instruction.id for instruction in module.main.instructions}
     keys = {name: (ids[name], ()) if isinstance(name, str) else (ids[name[0]], name[1:]) for name in places}
     slices: dict[tuple[int, Index], Slice] = {

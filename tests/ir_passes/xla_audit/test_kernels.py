@@ -4,10 +4,9 @@ import jax
 import numpy as np
 import pytest
 from audited_steps import ONE, Step, fori_loop, pool, slots, x
-from hlo_text import serialized
+from hlo_text import module_of
 
 from ir_passes import compile_step
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.kernels import Kernels, ScheduledKernel, kernels_in
 from ir_passes.xla_audit.program import Buffers, Executable
 
@@ -66,7 +65,7 @@ ROWS = 4 * 64 * 4
 
 
 def kernels(text: str, pools: dict[int, str] | None = None) -> Kernels:
-    return kernels_in(Executable(read_module(serialized(text)), Buffers({}, {}), {}, "gpu", 0, ""), pools or {})
+    return kernels_in(Executable(module_of(text), Buffers({}, {}), {}, "gpu", 0, ""), pools or {})
 
 
 def by_name(kernels: Kernels) -> dict[str, ScheduledKernel]:

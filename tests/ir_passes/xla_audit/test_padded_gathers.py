@@ -3,13 +3,12 @@
 from typing import Any
 
 import pytest
-from hlo_text import ADD, serialized
+from hlo_text import ADD, module_of
 from traced_programs import scheduled
 
 from ir_passes.xla_audit.collectives import collectives
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import Finding, FindingKind
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.program import Buffers, Executable
 
 PLACED = f"""
@@ -84,7 +83,7 @@ GROUPS: dict[str, Any] = {
 def check(
     text: str, groups: frozenset[tuple[int, ...]], operation: str = "all_gather", dtype: str = "float32"
 ) -> tuple[list[Any], list[Finding]]:
-    executable = Executable(read_module(serialized(text)), Buffers({}, {}), {0: 0}, "tpu", 0, "")
+    executable = Executable(module_of(text), Buffers({}, {}), {0: 0}, "tpu", 0, "")
     mesh = (("data", 2), ("model", 2)) if len(groups) == 2 else (("model", 4),)
     return collectives(executable, live_values(executable), mesh, (), [scheduled(operation, groups, dtype=dtype)])
 

@@ -4,12 +4,11 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hlo_text import serialized
+from hlo_text import module_of
 
 from ir_passes import MeasuredFault
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.kernels import kernels_in
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
 from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Index, Slice
@@ -172,7 +171,7 @@ ENTRY main {{
 
 def program(text: str, equal: Mapping[Place, Place] | None = None) -> Executable:
     """A program with disjoint values, except those that share given bytes."""
-    read = read_module(serialized(text))
+    read = module_of(text)
     ids = {instruction.name: instruction.id for instruction in read.instructions.values()}
     arrays = {(i.id, index): array for i in read.instructions.values() for index, array in i.arrays.items()}
     chip = {key for key in arrays if key[0] in {ids.get(name) for name in ("other", "done", "more", "sum", "part")}}

@@ -6,6 +6,7 @@ import jax
 from jaxlib._hlo import hlo_module_from_text
 
 from ir_passes.jaxpr.jax_private import text_without_sources
+from ir_passes.xla_audit.hlo import Module, read_module
 
 ADD = """
 add {
@@ -20,6 +21,11 @@ add {
 def serialized(text: str) -> bytes:
     """The HloModuleProto of a module that is written as XLA writes it."""
     return hlo_module_from_text(text).as_serialized_hlo_module_proto()
+
+
+def module_of(text: str) -> Module:
+    """Return what the audit reads of a module that is written as XLA writes it."""
+    return read_module(serialized(text))
 
 
 def text_of(compiled: jax.stages.Compiled) -> str:

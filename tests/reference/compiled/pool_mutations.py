@@ -11,12 +11,11 @@ from typing import Any
 
 import jax
 import jax.numpy as jnp
-from hlo_text import serialized
+from hlo_text import module_of
 
 from ir_passes import FindingKind, Lane, LaneContract, Pool, SlotMap
 from ir_passes.contract.contract import BoundContract
 from ir_passes.xla_audit.audit import audit_executable
-from ir_passes.xla_audit.hlo import read_module
 from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Slice
 
 LANES, ROWS = 4, 9
@@ -163,7 +162,7 @@ def kinds_of(
 
 def executable_of(text: str) -> Executable:
     """An executable with "pool..." values in parameter 0 and others separate."""
-    module = read_module(serialized("HloModule step, is_scheduled=true, input_output_alias={ {0}: (0, {}) }\n" + text))
+    module = module_of("HloModule step, is_scheduled=true, input_output_alias={ {0}: (0, {}) }\n" + text)
     pool = module.main.parameters[0].array
     allocations = {0: Allocation(0, pool.bytes, 0, True, False, False)}
     slices: dict[tuple[int, tuple[int, ...]], Slice] = {}

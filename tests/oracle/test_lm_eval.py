@@ -11,10 +11,10 @@ from typing import Any
 
 import pytest
 from command_line import load_in_commands, run_command
+from recorded_calls import record_calls
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm.scoring.pairs import encode_pair
 
 # Long because lm_eval and its dependencies take half a minute to install (.ci/long does). Warnings of their imports are
 # not ours (2026-11-22).
@@ -133,16 +133,16 @@ def test_figures_match_the_transformers_backend(
     assert answers(result, "lines") == answers(want, "lines")
 
 
-def test_pairs_are_cut_as_lm_eval_cuts_them(checkpoint: Path, lm: hybridlm.LM):
+def test_pairs_are_cut_as_lm_eval_cuts_them(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
+    from lm_eval.api.instance import Instance
     from lm_eval.api.model import TemplateLM
 
     from hybridlm.evals import HybridLM
 
-    model = HybridLM(lm)
-    assert lm.tokenizer is not None
-    for context, continuation in (("a", " b"), ("a ", "b"), ("a  \n", " b"), ("<begin>a", "b")):
-        pair = encode_pair(context, continuation, lm.tokenizer, model.prefix_token_id)
-        assert pair == TemplateLM._encode_pair(model, context, continuation)
+    model, calls = HybridLM(lm), record_calls(monkeypatch, "hybridlm.evals.encode_pair")
+    pairs = (("a", " b"), ("a ", "b"), ("a  \n", " b"), ("<begin>a", "b"))
+    model.loglikelihood([Instance("loglikelihood", {}, pair, i) for i, pair in enumerate(pairs)])
+    assert [call.result for call in calls] == [TemplateLM._encode_pair(model, *pair) for pair in pairs]
 
 
 @pytest.mark.parametrize(("context", "continuation"), [("<begin>a", ""), ("", ""), ("a", "b" * 300), ("", "b" * 300)])

@@ -495,8 +495,8 @@ def test_without_standard_output_what_is_printed_is_dropped(monkeypatch: pytest.
 @pytest.mark.parametrize("stored", [True, False])
 def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     origins = {
-        "generate 1x1 of 1": types.SimpleNamespace(stored=True, reusable=True),
-        "generate 2x1 of 2": types.SimpleNamespace(stored=False, reusable=stored),
+        "generate 1x1 of 1": types.SimpleNamespace(stored=True, seconds={}, reusable=True),
+        "generate 2x1 of 2": types.SimpleNamespace(stored=False, seconds={}, reusable=stored),
     }
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})

@@ -4,85 +4,67 @@ import json
 import sys
 from collections.abc import Iterator
 from dataclasses import replace
-from importlib.machinery import ModuleSpec
 from pathlib import Path
-from types import ModuleType, SimpleNamespace
 from typing import Any
 
-import jax
 import pytest
-from jax.experimental import topologies
-from jax_settings import jax_settings
-from typer.testing import CliRunner, Result
+from command_line import run_command
+from virtual_targets import decode_and_keep, golden_engine, read_report, virtual_targets
 
-from hybridlm.cli import verify_report
-from hybridlm.cli.main import app
+from hybridlm.cli import verify, verify_report
 from hybridlm.compiler.targets import KernelResources
 from hybridlm.progress import counting_progress
-from hybridlm.target_report import TargetReport, report_on
-from ir_passes.files.record import from_json
+from hybridlm.target_report import report_on
 from ir_passes.targets import read_target
 
 GOLDEN = Path(__file__).resolve().parents[2] / "golden"
 
 
 @pytest.fixture(autouse=True)
-def elsewhere(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Iterator[None]:
-    for name in ("jax_plugins.xla_cuda13", "jax_cuda13_plugin", "libtpu"):
-        module = ModuleType(name)
-        module.__spec__ = ModuleSpec(name, None)
-        monkeypatch.setitem(sys.modules, name, module)
-
-    def topology(topology: str = "1", **_: Any) -> Any:
-        return SimpleNamespace(devices=jax.devices()[1 : 1 + int(topology.split("x")[-1])])
-
-    monkeypatch.setattr(topologies, "get_topology_desc", topology)
-    with jax_settings(jax_compilation_cache_dir=str(tmp_path / "cache")):
+def elsewhere(tmp_path: Path) -> Iterator[None]:
+    with virtual_targets(tmp_path / "cache"):
         yield
 
 
-def run(*options: str) -> Result:
+def run(*options: str | Path, code: int = 0) -> str:
     sizes = ("--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32")
-    return CliRunner().invoke(app, ["verify", *options, *sizes], catch_exceptions=False)
+    return run_command("verify", *options, *sizes, code=code).output
 
 
-CONFIG = ("--config", str(GOLDEN / "sparse_base" / "config.json"))
+CONFIG = ("--config", GOLDEN / "sparse_base" / "config.json")
 
 
 @pytest.mark.slow
-def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, folder: Path) -> None:
-    jax.config.update("jax_compilation_cache_dir", str(folder / "cache"))
-    monkeypatch.setattr(verify_report, "shapes_of", lambda engine: SHAPES)
-    result = run(*CONFIG, "--target", "nvidia-h100", "--out", str(tmp_path / "certificates"))
-    assert result.exit_code == 0, result.output
-    assert "generate 4x1 of 4" in result.output and "NVIDIA H100 80GB HBM3" in result.output and "left" in result.output
-    assert "GFLOP" in result.output and "…" not in result.output
+def test_command_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(verify_report, "shapes_of", decode_and_keep)
+    output = run(*CONFIG, "--target", "nvidia-h100", "--out", tmp_path / "certificates")
+    assert "generate 4x1 of 4" in output and "NVIDIA H100 80GB HBM3" in output and "left" in output
+    assert "GFLOP" in output and "…" not in output
     assert sorted(path.name for path in (tmp_path / "certificates").iterdir()) == [
         "generate-4x1-of-4.json",
         "keep-a-state-of-4.json",
     ]
-    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    report = from_json(TargetReport, result.output)
-    assert result.exit_code == 0 and report.good and len(report.steps) == 2
+    report = read_report(run(*CONFIG, "--target", "nvidia-h100", "--json"))
+    assert report.good and len(report.steps) == 2
     small = replace(read_target("nvidia-h100"), memory=1000)
     monkeypatch.setattr(verify_report, "read_target", lambda name: small)
-    result = run(*CONFIG, "--target", "nvidia-h100", "--json")
-    assert result.exit_code == 1 and json.loads(result.output)["fit"]["left"] < 0
+    assert json.loads(run(*CONFIG, "--target", "nvidia-h100", "--json", code=1))["fit"]["left"] < 0
 
 
 @pytest.mark.parametrize(("spilled", "status"), [(0, 0), (64, 0), (132, 1)])
 def test_kernels_that_spill_are_named_and_refused_above_the_limit(
-    spilled: int, status: int, monkeypatch: pytest.MonkeyPatch, folder: Path
+    spilled: int, status: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    report = report_on(engine(), SHAPES[:1])
+    engine = golden_engine()
+    report = report_on(engine, decode_and_keep(engine)[:1])
     kernels = (KernelResources("small_kernel", 128, 40, 0), KernelResources("wide_kernel", 128, 255, spilled))
     step = replace(report.steps[0], resources=kernels)
     monkeypatch.setattr(verify_report, "report_on", lambda *args: replace(report, steps=(step,)))
-    result = run(*CONFIG, "--target", "nvidia-h100")
-    assert result.exit_code == status and "small_kernel" not in result.output
+    output = run(*CONFIG, "--target", "nvidia-h100", code=status)
+    assert "small_kernel" not in output
     line = f"wide_kernel stores {spilled} bytes of 255 registers of each of 128 threads to memory"
-    assert (line in result.output) == (spilled > 0)
-    assert ("wide_kernel: 132 spilled bytes of a thread, expected at most 128" in result.output) == (status == 1)
+    assert (line in output) == (spilled > 0)
+    assert ("wide_kernel: 132 spilled bytes of a thread, expected at most 128" in output) == (status == 1)
 
 
 @pytest.mark.parametrize(("options", "message"), [
@@ -93,8 +75,7 @@ def test_kernels_that_spill_are_named_and_refused_above_the_limit(
     ((*CONFIG, "--abstract", "--json"), "--json: needs --target"),
 ])  # fmt: skip
 def test_options_that_do_not_go_together(options: tuple[str, ...], message: str) -> None:
-    result = run(*options)
-    assert result.exit_code == 1 and message in result.output
+    assert message in run(*options, code=1)
 
 
 def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -105,14 +86,34 @@ def test_largest_kernels_of_a_step(tmp_path: Path, monkeypatch: pytest.MonkeyPat
         return counting_progress(show, label, total)
 
     monkeypatch.setattr(sys.modules["hybridlm.cli.inspect"], "counting_progress", noted)
-    result = CliRunner().invoke(
-        app,
-        ["inspect", "--model", str(path), "--target", "nvidia-h100:2", "--mesh", "expert=2", "--html", str(page)]
-        + ["--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32"],
-        catch_exceptions=False,
-    )
-    assert result.exit_code == 0, result.output
+    command = ["inspect", "--model", path, "--target", "nvidia-h100:2", "--mesh", "expert=2", "--html", page]
+    run_command(*command, "--lanes", "4", "--context", "256", "--chunk", "8", "--dtype", "float32")
     assert labels == ["compiling generate 4x1 of 4 for nvidia-h100:2"]
     text = page.read_text()
     assert "<h2>Kernels</h2>" in text and "args[1].layers[1][0].key" in text
     assert "<h2>Collectives, in the order of" in text, "by default lanes are split, which exchange nothing"
+
+
+def test_plans_of_packed_weights(monkeypatch: pytest.MonkeyPatch) -> None:
+    """One step is proved; the others equal any abstract model's."""
+
+    shapes = lambda engine, *_, **__: [engine.moves.shapes(engine.rows, engine.pages(engine.rows))[0]]
+    monkeypatch.setattr(verify, "all_shapes", shapes)
+    sizes = ("--lanes", "4", "--context", "64", "--chunk", "8", "--abstract", "--target", "nvidia-h100")
+    command, int4 = ("verify", *CONFIG, *sizes), ("--scheme", "int4", "--group-size", "8")
+    options = ((), int4, (*int4, "--mixers"), (*int4, "--head"))
+    outputs = {run_command(*command, *each).output for each in options}
+    assert len(outputs) == len(options)
+    assert all("on each NVIDIA H100" in output and "are left" in output for output in outputs)
+    small = replace(read_target("nvidia-h100"), memory=1000)
+    monkeypatch.setattr(verify, "read_target", lambda name: small)
+    assert "DOES NOT FIT" in run_command(*command, code=1).output
+
+
+def test_a_scheme_is_of_a_plan() -> None:
+    for options in (
+        (*CONFIG, "--abstract", "--mixers"),
+        ("--model", "m", "--scheme", "int8"),
+        ("--model", "m", "--target", "nvidia-h100", "--scheme", "int8"),
+    ):
+        assert "--scheme" in run_command("verify", *options, code=1).output

@@ -7,13 +7,18 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from text_checkpoint import write_text_checkpoint
+from command_line import run_command
+from text_checkpoint import GOLDEN, write_text_checkpoint
 
 import hybridlm
 from hybridlm import EngineConfig, InsufficientMemory, loading
+from hybridlm.checkpoint import open_model
+from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine import memory
+from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, available_memory
+from ir_passes.targets import read_target
 
 MB = 1 << 20
 
@@ -147,3 +152,20 @@ def test_load_counts_the_scratch_of_the_step_that_verifies_drafts(
     monkeypatch.setattr(Demand, "require", lambda self, available: scratch.append(self.scratch))
     hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, speculate=speculate, draft_tokens=9)
     assert scratch[-1] == counted
+
+
+def test_size_of_a_quantised_checkpoint(tmp_path: Path) -> None:
+    """A plan and a target count the bytes that `load` keeps."""
+    options: Any = {"lanes": 2, "context": 32, "dtype": "float32"}
+    run_command("quantise", GOLDEN.parent / "sparse_base", tmp_path / "copy", "--scheme", "fp8-block")
+    parameters_on_a_device = hybridlm.load(tmp_path / "copy", **options).engine.parameters_on_a_device
+    config, target = tmp_path / "copy" / "config.json", read_target("nvidia-h100")
+    directory, _, _ = open_model(tmp_path / "copy")
+    planned = abstract_engine(config, EngineConfig(**options), target=target, recipe=Recipe.of("fp8-block"))
+    of_headers = abstract_engine(config, EngineConfig(**options), target=target, checkpoint=directory)
+    assert planned.parameters_on_a_device == of_headers.parameters_on_a_device == parameters_on_a_device
+    plain = abstract_engine(config, EngineConfig(**options))
+    assert (
+        plain.parameters_on_a_device[0] == parameters_on_a_device[0]
+        and plain.parameters_on_a_device[1] > parameters_on_a_device[1]
+    )

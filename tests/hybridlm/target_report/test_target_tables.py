@@ -8,7 +8,8 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
-from certificate_table import GOLDEN, NAMES
+from certificate_table import NAMES
+from planned_engines import planned_engine
 from target_table import (
     DECODING,
     MODEL_LANES,
@@ -21,10 +22,7 @@ from target_table import (
     row_of_model,
 )
 
-from hybridlm import EngineConfig
-from hybridlm.engine.abstract import abstract_engine
 from hybridlm.target_report import StepReport
-from ir_passes.targets import local_target
 
 
 def report(**fields: Any) -> StepReport:
@@ -116,8 +114,7 @@ def test_every_family_is_in_the_page_of_this_version(root: Path) -> None:
 
 
 def test_steps_of_published_models_have_the_pages_of_their_engine() -> None:
-    options = EngineConfig(lanes=MODEL_LANES, context=512, dtype="bfloat16")
-    engine = abstract_engine(GOLDEN / "sparse_base" / "config.json", options, local_target())
+    engine = planned_engine("sparse_base", lanes=MODEL_LANES, context=512, dtype="bfloat16")
     decoding, scoring = model_shapes(engine, str(DECODING))
     assert (decoding.step, scoring.step) == ("generate", "score")
     assert decoding.pages == engine.pages(MODEL_LANES) > scoring.pages > 0

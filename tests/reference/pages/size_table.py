@@ -4,6 +4,7 @@ import json
 import tempfile
 from functools import lru_cache
 from pathlib import Path
+from typing import Any
 
 from published import PUBLISHED
 
@@ -25,23 +26,27 @@ LARGE = [
 
 
 @lru_cache(maxsize=1)
-def _engine(name: str, scheme: str | None) -> Engine:
+def _engine(name: str, scheme: str | None, **options: Any) -> Engine:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "config.json"
         path.write_text(json.dumps(PUBLISHED[name]))
         # GPUs differ in their memory alone.
         target = read_target(next(iter(TARGETS)))
         recipe = None if scheme is None else Recipe.of(scheme)
-        return abstract_engine(
-            path, EngineConfig(lanes=LANES, context=CONTEXT, dtype="bfloat16"), target=target, recipe=recipe
-        )
+        sizes: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "bfloat16"} | options
+        return abstract_engine(path, EngineConfig(**sizes), target=target, recipe=recipe)
 
 
-def fit(name: str, scheme: str | None, target: str) -> Fit:
-    """Return `hybridlm verify --abstract --target`'s weights and rows of a published model."""
+def fit(name: str, scheme: str | None, target: str, scratch: int | None = None, **options: Any) -> Fit:
+    """Return `hybridlm verify --abstract --target`'s weights and rows of a published model.
+
+    Args:
+        scratch: bytes of the largest step.
+        options: as for `load`, in place of those of the table.
+    """
     machine = read_target(target)
     assert machine.memory is not None
-    return fit_of(_engine(name, scheme), machine.memory, machine.platform, None, None)
+    return fit_of(_engine(name, scheme, **options), machine.memory, machine.platform, scratch, None)
 
 
 def row(name: str, scheme: str | None) -> str:

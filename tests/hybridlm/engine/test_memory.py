@@ -13,11 +13,11 @@ from text_checkpoint import GOLDEN, write_text_checkpoint
 import hybridlm
 from hybridlm import EngineConfig, InsufficientMemory, loading
 from hybridlm.checkpoint import open_model
-from hybridlm.checkpoint.quantise import Recipe
 from hybridlm.engine import memory
 from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.memory import Demand, available_memory
+from hybridlm.target_report import Recipe
 from ir_passes.targets import read_target
 
 MB = 1 << 20

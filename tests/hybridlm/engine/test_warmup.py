@@ -2,25 +2,21 @@
 
 import re
 import warnings
-from typing import Any
 
 import jax
 import pytest
+from hlo_text import text_of
 from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.engine import warmup
-from hybridlm.programs.shapes import Shape
-from ir_passes.jaxpr.jax_private import text_without_sources
 
 PARTS = ("keep a state of", "keep a span of", "restore a state to", "restore a span to")
 
 
 def operations(compiled: jax.stages.Compiled) -> list[str]:
     """Return sorted lines of HLO without sources and names."""
-    executable: Any = compiled.runtime_executable()
-    text = text_without_sources(executable.hlo_modules()[0])
-    return sorted(re.sub(r"%[\w.\-]+|\b[A-Za-z_][\w\-]*\.\d+[\w.\-]*", "%", text).splitlines())
+    return sorted(re.sub(r"%[\w.\-]+|\b[A-Za-z_][\w\-]*\.\d+[\w.\-]*", "%", text_of(compiled)).splitlines())
 
 
 @pytest.fixture(scope="module")
@@ -32,8 +28,8 @@ def lm(text_lm: hybridlm.LM) -> hybridlm.LM:
 def test_nothing_compiles_after_a_warm_up(lm: hybridlm.LM) -> None:
     seconds = lm.warmup(every_bucket=True)
     buckets = (1, 2)
-    shapes = {str(Shape("generate", lanes, tokens, 2)) for lanes in buckets for tokens in (1, 5)}
-    shapes |= {str(Shape("score", lanes, 5, lanes, 0)) for lanes in buckets}
+    shapes = {f"generate {lanes}x{tokens} of 2" for lanes in buckets for tokens in (1, 5)}
+    shapes |= {f"score {lanes}x5 of {lanes}" for lanes in buckets}
     pages = {bucket: lm.engine.pages(bucket) for bucket in buckets}
     shapes |= {f"{way} {pages[bucket] if 'span' in way else bucket}" for bucket in buckets for way in PARTS}
     assert set(seconds) == shapes and all(took > 0 for took in seconds.values())

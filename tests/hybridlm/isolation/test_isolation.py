@@ -3,6 +3,7 @@
 The same helper has to find the leaks that are put in on purpose, or these tests would mean nothing.
 """
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -10,20 +11,18 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from disturbed_lanes import arguments, disturb_halves, measure, program
+from disturbed_lanes import arguments, disturb_halves, measure, program, step_shape
 from paged_caches import by_lane, of_lanes
 from reused_rows import check_reused_rows
 from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
-from hybridlm.programs.shapes import Shape
-from hybridlm.steps.hooks import ProbeShape
-from hybridlm.steps.structure import Step
 from ir_passes import PageTable, Shared, SlotMap
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 LANES, CHUNK, CONTEXT, VOCAB = 4, 7, 140, 97
+Step = Callable[..., Any]
 # Two layers, one of a kind, with experts; in the long run without, of three layers, and of the other families.
 MODELS = [
     "next_old_fields",
@@ -41,26 +40,25 @@ def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory)
     return hybridlm.load(directory, lanes=LANES, context=CONTEXT, dtype="float32", chunk=CHUNK)
 
 
-SHAPES = (
-    Shape("generate", LANES, 1, LANES, 2),
-    Shape("generate", LANES, CHUNK, LANES, 2),
-    Shape("score", LANES, CHUNK, LANES, 2),
-    Shape("score", LANES, CHUNK, LANES, 2, chosen=3),
-    Shape("hidden", LANES, CHUNK, LANES),
-)
+STEPS: dict[str, dict[str, Any]] = {
+    "generate-1": {"step": "generate", "tokens": 1, "top": 2},
+    "generate-7": {"step": "generate", "tokens": CHUNK, "top": 2},
+    "score-7": {"step": "score", "tokens": CHUNK, "top": 2},
+    "score-7-chosen": {"step": "score", "tokens": CHUNK, "top": 2, "chosen": 3},
+    "hidden-7": {"step": "hidden", "tokens": CHUNK},
+    "verify-7": {"step": "verify", "tokens": CHUNK, "top": 2},
+    # with vectors that are NaN, and ablated heads, of one lane at a time
+    "probed-score-7": {"step": "score", "tokens": CHUNK, "top": 2, "probes": (2, 3, 2, 1)},
+    "probed-generate-1": {"step": "generate", "tokens": 1, "top": 2, "probes": (2, 1, 2, 1)},
+    # with the drafts of the MTP head after each lane's token
+    "drafting-generate-1": {"step": "generate", "tokens": 1, "top": 2, "mtp_drafts": 2},
+    "drafting-verify-7": {"step": "verify", "tokens": CHUNK, "top": 2, "mtp_drafts": 2},
+}
+SHORT = list(STEPS)[:5]
 # test_verify_step.py has its own comparisons in the default run
-EVERY_SHAPE = (*SHAPES, pytest.param(Shape("verify", LANES, CHUNK, LANES, 2), marks=pytest.mark.long))
-
-
-# with vectors that are NaN, and ablated heads, of one lane at a time
-PROBED = (
-    Shape("score", LANES, CHUNK, LANES, 2, probes=ProbeShape(2, 3, 2, 1)),
-    pytest.param(Shape("generate", LANES, 1, LANES, 2, probes=ProbeShape(2, 1, 2, 1)), marks=pytest.mark.long),
-)
-
-
-# with the drafts of the MTP head after each lane's token
-GUESSING = (Shape("generate", LANES, 1, LANES, 2, mtp_drafts=2), Shape("verify", LANES, CHUNK, LANES, 2, mtp_drafts=2))
+EVERY = (*SHORT, pytest.param("verify-7", marks=pytest.mark.long))
+PROBED = ("probed-score-7", pytest.param("probed-generate-1", marks=pytest.mark.long))
+DRAFTING = ("drafting-generate-1", "drafting-verify-7")
 
 
 @pytest.fixture(scope="module")
@@ -70,8 +68,8 @@ def drafting() -> hybridlm.LM:
     return hybridlm.load(GOLDEN / "next_old_fields", speculate="mtp", draft_tokens=2, **sizes)
 
 
-def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    figures = measure(lm, shape)
+def check_no_lane_reaches_another(lm: hybridlm.LM, step: str) -> None:
+    figures = measure(lm, step_shape(lm, **STEPS[step]))
     assert figures.leaks == []
     # a change must have an effect, or the test is empty; idle lanes and settings of greedy lanes are exempt
     assert (0, "everything") not in figures.inert and (2, "everything") not in figures.inert
@@ -81,14 +79,15 @@ def check_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
         assert (2, f"args[1].layers[0][0]{jax.tree_util.keystr(path)}") not in figures.inert
 
 
-@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_no_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
-    check_no_lane_reaches_another(lm, shape)
+@pytest.mark.parametrize("step", EVERY)
+def test_no_lane_reaches_another(lm: hybridlm.LM, step: str) -> None:
+    check_no_lane_reaches_another(lm, step)
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", PROBED, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> None:
+@pytest.mark.parametrize("step", PROBED)
+def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, step: str) -> None:
+    shape = step_shape(lm, **STEPS[step])
     figures = measure(lm, shape)
     assert figures.leaks == []
     calls = ["layers", "vectors.vector", *(["places"] if shape.step == "score" else [])]
@@ -98,10 +97,10 @@ def test_no_probe_of_a_lane_reaches_another(lm: hybridlm.LM, shape: Shape) -> No
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("shape", GUESSING, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, shape: Shape) -> None:
-    check_no_lane_reaches_another(drafting, shape)
-    check_a_lane_beside_nan(drafting, shape)
+@pytest.mark.parametrize("step", DRAFTING)
+def test_no_lane_reaches_the_mtp_drafts_of_another(drafting: hybridlm.LM, step: str) -> None:
+    check_no_lane_reaches_another(drafting, step)
+    check_a_lane_beside_nan(drafting, step)
 
 
 def _lanes_from(leaf: jax.Array, rows: Any) -> jax.Array:
@@ -147,18 +146,19 @@ def last_slot(step: Step) -> Step:
 @pytest.mark.parametrize("lm", ["dense"], indirect=True)
 @pytest.mark.parametrize("fault", [from_neighbour, batch_mean, last_slot])
 def test_a_leak_put_in_on_purpose_is_found(lm: hybridlm.LM, fault) -> None:
-    shape = Shape("generate", LANES, 1, LANES, 2)
+    shape = step_shape(lm, **STEPS["generate-1"])
     assert measure(lm, shape, fault).leaks and disturb_halves(lm, shape, fault)[0]
 
 
 @pytest.mark.slow
 def test_halves_of_the_lanes_reach_themselves_alone(lm: hybridlm.LM) -> None:
-    assert disturb_halves(lm, SHAPES[1]) == ([], [])
+    assert disturb_halves(lm, step_shape(lm, **STEPS["generate-7"])) == ([], [])
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, shape: Shape) -> None:
+@pytest.mark.parametrize("step", EVERY)
+def test_permuted_lanes_give_permuted_results(lm: hybridlm.LM, step: str) -> None:
+    shape = step_shape(lm, **STEPS[step])
     _, contract, run = program(lm, shape)
     args = arguments(lm, shape)
     order = np.array([2, 3, 1, 0])
@@ -179,7 +179,7 @@ def poison(leaf: np.ndarray, where: np.ndarray) -> np.ndarray:
 
 @pytest.mark.slow
 def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
-    for shape in SHAPES:
+    for shape in (step_shape(lm, **STEPS[step]) for step in SHORT):
         *_, run = program(lm, shape)
         args = arguments(lm, shape)
         poisoned = jax.tree.map(lambda leaf: poison(leaf, np.arange(leaf.size).reshape(leaf.shape) % 3 == 0), args[1])
@@ -188,8 +188,9 @@ def test_an_idle_lane_keeps_its_rows_bit_for_bit(lm: hybridlm.LM) -> None:
             assert by_lane(final, LANES)[3].tobytes() == by_lane(initial, LANES)[3].tobytes()
 
 
-def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
+def check_a_lane_beside_nan(lm: hybridlm.LM, step: str) -> None:
     """Other lanes have NaN in rows and, unless tied to the head, in embeddings."""
+    shape = step_shape(lm, **STEPS[step])
     *_, run = program(lm, shape)
     params, pools, inputs = arguments(lm, shape)
     lengths = inputs.batch.lengths
@@ -218,9 +219,9 @@ def check_a_lane_beside_nan(lm: hybridlm.LM, shape: Shape) -> None:
         assert by_lane(a, LANES)[lane].tobytes() == by_lane(b, LANES)[lane].tobytes()
 
 
-@pytest.mark.parametrize("shape", EVERY_SHAPE, ids=lambda shape: f"{shape.step}-{shape.tokens}")
-def test_a_lane_next_to_nan_keeps_its_bits(lm: hybridlm.LM, shape: Shape) -> None:
-    check_a_lane_beside_nan(lm, shape)
+@pytest.mark.parametrize("step", EVERY)
+def test_a_lane_next_to_nan_keeps_its_bits(lm: hybridlm.LM, step: str) -> None:
+    check_a_lane_beside_nan(lm, step)
 
 
 @pytest.mark.slow

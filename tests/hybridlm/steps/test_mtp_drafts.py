@@ -9,13 +9,13 @@ import numpy as np
 import pytest
 from float64_reference import Float64Model
 from paged_caches import by_lane
+from stepped_models import greedy_inputs
 from with_head import load_with_head
 
 from hybridlm.compiler.measure import unaccepted_reach
-from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.contract import page_table, slot_map, step_contract
 from hybridlm.steps.generate import LAST_SAMPLED
-from hybridlm.steps.operands import Batch, StepInputs
+from hybridlm.steps.operands import Batch
 from hybridlm.steps.structure import Rows, flatten
 from hybridlm.steps.verify import verify_step
 
@@ -26,7 +26,6 @@ PROMPTS = [[79, 59, 47, 25, 28, 3, 6, 1], [50, 52, 86], [36], [46, 56, 90, 67, 5
 
 ROWS = np.arange(LANES, dtype=np.int32)
 PAGES = 1 + ROWS[:, None]
-SAMPLING = sampling_arrays([None] * LANES)
 
 
 class Lanes:
@@ -49,7 +48,7 @@ class Lanes:
             tokens[lane, : len(feed)] = feed
         lengths, begins = (np.array(x, np.int32) for x in ([len(feed) for feed in feeds], positions))
         batch = Batch(tokens, lengths, begins, ROWS, np.int32(1), PAGES)
-        inputs = StepInputs(batch, np.array(drafts, np.int32), *SAMPLING)
+        inputs = greedy_inputs(batch, np.array(drafts, np.int32))
         (accepted, sampled), rows = self.step(self.params, rows, inputs)
         return jax.device_get(accepted), jax.device_get(sampled), rows
 
@@ -113,7 +112,7 @@ def test_the_carried_hidden_state_is_of_accepted_tokens_only(lanes: Lanes) -> No
     tokens[0, 1] = sampled.mtp_drafts[0][0]
     lengths, positions = (np.array(x, np.int32) for x in ([5, 4, 2, 1], [len(prompt) for prompt in PROMPTS]))
     batch = Batch(tokens, lengths, positions, ROWS, np.int32(1), PAGES)
-    args = lanes.params, rows, StepInputs(batch, lengths - 1, *SAMPLING)
+    args = lanes.params, rows, greedy_inputs(batch, lengths - 1)
     structure, _ = flatten(lanes.model)
     step = verify_step(structure, None, None, DRAFTS)
     caches = (".key", ".value")

@@ -1,7 +1,6 @@
 """Steps that exchange dimensions of a real model's state are refused, even at equal sizes."""
 
 import json
-import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -9,6 +8,7 @@ from typing import Any
 import jax.numpy as jnp
 import pytest
 from planned_engines import planned_engine
+from recorded_calls import plant_fault
 from tiny_variants import variant
 
 from hybridlm.families import (
@@ -90,8 +90,7 @@ def test_a_state_in_another_order_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, case: str, kernels: str, tokens: int
 ) -> None:
     name, changes, function, wrong = CASES[case]
-    module, _, attribute = function.rpartition(".")
-    monkeypatch.setattr(function, wrong(getattr(sys.modules[module], attribute)))
+    plant_fault(monkeypatch, function, wrong)
     with pytest.raises(IsolationError) as refused:
         _proof(tmp_path, name, changes, tokens, kernels)
     assert {violation.kind for violation in refused.value.violations} == {ViolationKind.DIMENSIONS}

@@ -7,16 +7,13 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from stepped_models import SteppedModel
+from recorded_calls import plant_fault
+from stepped_models import SteppedModel, greedy_inputs
 
-from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.operands import Batch, StepInputs, blocks_for
 from hybridlm.steps.structure import Rows
 from ir_passes import IsolationError
 from models import KV_BLOCK
-from models.mixers import kv_cache
-from models.state.pages import token_places
 
 LANES, BLOCKS, PAGES, TOKENS, DRAFTS = 5, 3, 19, 6, 2
 POSITIONS = {
@@ -101,7 +98,7 @@ def inputs_of(step: str, tokens: int, table: np.ndarray, active: np.ndarray, dra
     if step in ("score", "hidden"):
         return StepInputs(batch, targets=rng.integers(0, 60, size).astype(np.int32) if step == "score" else None)
     certain = np.where(lengths > 1, lengths - 1, 0).astype(np.int32) if step == "verify" else None
-    return StepInputs(batch, certain, *sampling_arrays([None] * LANES))
+    return greedy_inputs(batch, certain)
 
 
 def order_of(seed: int) -> np.ndarray:
@@ -118,7 +115,7 @@ def test_every_lane_has_the_bits_of_its_solo_run(
     drafts = DRAFTS if case[1] and step in ("generate", "verify") else 0
     together = lane_pages(model, tokens, drafts, order_of(7))
     everyone = inputs_of(step, tokens, together.table, np.ones(LANES, bool), drafts)
-    shape = Shape.of(everyone, LANES, PAGES, mtp_drafts=drafts)
+    shape = model.shape(everyone, LANES, PAGES, drafts)
     outputs, after = model.run(shape, model.params, together.pool, everyone)
     alone = lane_pages(model, tokens, drafts, np.arange(1, PAGES, dtype=np.int32))
     for lane in np.flatnonzero(LENGTHS[tokens]):
@@ -143,25 +140,27 @@ def test_every_lane_has_the_bits_of_its_solo_run(
 Places = Callable[..., Any]
 
 
-def _by(change: Callable[[Any], Any]) -> Places:
+def _by(change: Callable[[Any], Any]) -> Callable[[Places], Places]:
     """Tokens are written by another table."""
-    return lambda table, *others: token_places(change(table), *others)
+    return lambda token_places: lambda table, *others: token_places(change(table), *others)
 
 
-def _padding_on_the_null_page(table: Any, positions: Any, valid: Any, pages: int) -> Any:
-    page, place = token_places(table, positions, valid, pages)
-    return jnp.where(valid, page, 0), place
+def _padding(change: Callable[[Any, Any, int], Any]) -> Callable[[Places], Places]:
+    """Tokens of the padding are written to other pages."""
+
+    def faulty(token_places: Places) -> Places:
+        def wrong(table: Any, positions: Any, valid: Any, pages: int) -> Any:
+            page, place = token_places(table, positions, valid, pages)
+            return change(page, valid, pages), place
+
+        return wrong
+
+    return faulty
 
 
-def _padding_on_the_last_page(table: Any, positions: Any, valid: Any, pages: int) -> Any:
-    page, place = token_places(table, positions, valid, pages)
-    return jnp.minimum(page, pages - 1), place
-
-
-def _reads_by(change: Callable[[Any], Any]) -> Callable[..., Any]:
+def _reads_by(change: Callable[[Any], Any]) -> Callable[[Places], Places]:
     """Pages are read by another table."""
-    take = kv_cache.take_pages
-    return lambda pool, pages: take(pool, change(pages))
+    return lambda take_pages: lambda pool, pages: take_pages(pool, change(pages))
 
 
 FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
@@ -170,8 +169,8 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
     "written-to-the-next-page": ("token_places", _by(lambda table: table + 1)),
     "written-by-place-in-the-table": ("token_places",
                                       _by(lambda table: jnp.zeros_like(table) + jnp.arange(BLOCKS, dtype=jnp.int32))),
-    "padding-on-the-null-page": ("token_places", _padding_on_the_null_page),
-    "padding-on-the-last-page": ("token_places", _padding_on_the_last_page),
+    "padding-on-the-null-page": ("token_places", _padding(lambda page, valid, _: jnp.where(valid, page, 0))),
+    "padding-on-the-last-page": ("token_places", _padding(lambda page, _, pages: jnp.minimum(page, pages - 1))),
     "read-by-the-table-of-the-next-lane": ("take_pages", _reads_by(lambda pages: jnp.roll(pages, 1, axis=0))),
     "read-of-the-next-page": ("take_pages", _reads_by(lambda pages: pages + 1)),
     "read-of-the-first-page": ("take_pages", _reads_by(lambda pages: jnp.ones_like(pages))),
@@ -184,10 +183,11 @@ FAULTS: dict[str, tuple[str, Callable[..., Any]]] = {
 def test_faults_of_page_tables_in_a_step_are_refused(fault: str, monkeypatch: pytest.MonkeyPatch) -> None:
     model = SteppedModel("olmo_base", False, "off")
     inputs = inputs_of("generate", TOKENS, np.zeros((LANES, BLOCKS), np.int32), np.ones(LANES, bool), 0)
-    shape = Shape.of(inputs, LANES, PAGES)
+    shape = model.shape(inputs, LANES, PAGES)
     arguments = model.examples(shape)
     model.programs.planned(shape, arguments)
-    monkeypatch.setattr(kv_cache, *FAULTS[fault])
+    name, faulty = FAULTS[fault]
+    plant_fault(monkeypatch, f"models.mixers.kv_cache.{name}", faulty)
     with pytest.raises(IsolationError):
         model.programs.planned(shape, arguments)
 
@@ -200,7 +200,7 @@ def test_faults_of_a_host_table_show(fault: str, kernels: str) -> None:
     model = SteppedModel("olmo_base", False, kernels)
     pages = lane_pages(model, TOKENS, 0, order_of(7))
     inputs = inputs_of("hidden", TOKENS, pages.table, np.ones(LANES, bool), 0)
-    shape = Shape.of(inputs, LANES, PAGES)
+    shape = model.shape(inputs, LANES, PAGES)
     hidden, _ = model.run(shape, model.params, pages.pool, inputs)
     assert inputs.batch.pages is not None
     table = inputs.batch.pages.copy()

@@ -5,10 +5,8 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
-from stepped_models import SteppedModel
+from stepped_models import SteppedModel, greedy_inputs
 
-from hybridlm.programs.shapes import EditShape, Shape
-from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.edit import no_edits, state_sites, types_in
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows
@@ -75,7 +73,7 @@ def inputs_of(step: str, tokens: int, slots: Any, paged: bool) -> StepInputs:
     drafts = np.where(lengths > 1, lengths - 1, 0).astype(np.int32) if step == "verify" else None
     if step == "generate" and tokens == 1:
         ids[0] = -1  # the token in its row
-    return StepInputs(batch, drafts, *sampling_arrays([None] * LANES))
+    return greedy_inputs(batch, drafts)
 
 
 def in_order(pool: Rows) -> Rows:
@@ -119,7 +117,7 @@ def test_rows_in_any_order_give_the_bits_of_row_i_for_lane_i(
     pages = page_count(model)
     pool, drafts = rows_of(model), 2 if case[1] and step in ("generate", "verify") else 0
     inputs = inputs_of(step, tokens, SLOTS, pages > 0)
-    shape = Shape.of(inputs, ROWS, pages, mtp_drafts=drafts)
+    shape = model.shape(inputs, ROWS, pages, drafts)
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
     outputs, rows = model.run(shape, model.params, pool, inputs)
     ordered_outputs, ordered = model.run(
@@ -142,7 +140,7 @@ def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None
     site = state_sites(model.structure)[0]
     edit = edits[site.array]
     edit.layer[0], edit.unit[0, 0], edit.factor[0] = site.layer, True, -2.0
-    (after,) = model.run(EditShape(LANES, ROWS, pages), pool, SLOTS, edits)
+    after = model.edited(pool, SLOTS, edits, pages)
     for place, (before, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(after), strict=True)):
         expected = before.copy()
         if place == site.place:

@@ -1,7 +1,7 @@
 """Steps as XLA compiles them for GPUs and TPUs, without one (extras target-cuda, target-tpu).
 
-scripts/write_target_tables.py compiles the steps of every family and fails at a finding. An audit of a program
-for each platform is broken by hand in each way that it has to see: mutants of buffer assignments.
+scripts/write_target_tables.py compiles the steps of every family and fails at a finding;
+tests/ir_passes/xla_audit/test_target_mutants.py breaks audited programs by hand.
 """
 
 import json

@@ -18,7 +18,7 @@ from verify_scene import own_table
 import hybridlm
 from hybridlm.programs.shapes import Shape
 from hybridlm.sampling.sampling import FILTERED, Sampling
-from hybridlm.steps.hooks import Ablations, ProbeInputs, Vectors, site_of
+from hybridlm.steps.hooks import Ablations, ProbeInputs, ProbeShape, Vectors, site_of
 from hybridlm.steps.operands import Batch, Chosen, StepInputs
 from hybridlm.steps.structure import Step
 from ir_passes import Lane, LaneContract, Pool
@@ -27,6 +27,16 @@ from models import kv_blocks
 POSITIONS = (0, 2, 129, 5)
 """Positions of lanes that begin, go on, go on beyond the first block of the cache, and do nothing; more repeat them."""
 LENGTHS = "args[2].batch.lengths"
+
+
+def step_shape(lm: hybridlm.LM, step: Any, tokens: int, probes: tuple[int, ...] = (), **fields: Any) -> Shape:
+    """Return the shape of a step of all lanes.
+
+    Args:
+        probes: numbers of hidden states, places, vectors and ablations; () for none.
+    """
+    probed = {"probes": ProbeShape(*probes)} if probes else {}
+    return lm.engine.shape(step, lm.engine.lanes, tokens, **probed, **fields)
 
 
 @functools.cache

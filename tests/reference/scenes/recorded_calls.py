@@ -1,6 +1,7 @@
-"""Calls of functions inside the packages, recorded while they run."""
+"""Functions inside the packages, by their dotted paths: their calls recorded, or a fault put in their place."""
 
 import pkgutil
+from collections.abc import Callable
 from typing import Any, NamedTuple
 
 import pytest
@@ -15,14 +16,22 @@ class Call(NamedTuple):
 
 
 def record_calls(patch: pytest.MonkeyPatch, path: str) -> list[Call]:
-    """Return a list that gets every call of a function, by its dotted path, e.g. "package.module.Class.method"."""
-    owner, _, name = path.rpartition(".")
-    place, calls = pkgutil.resolve_name(owner), list[Call]()
-    function = getattr(place, name)
+    """Return a list that gets every call of a function, e.g. "package.module.Class.method"."""
+    calls = list[Call]()
 
-    def recorded(*args: Any, **options: Any) -> Any:
-        calls.append(Call(args, options, function(*args, **options)))
-        return calls[-1].result
+    def recording(function: Callable[..., Any]) -> Callable[..., Any]:
+        def recorded(*args: Any, **options: Any) -> Any:
+            calls.append(Call(args, options, function(*args, **options)))
+            return calls[-1].result
 
-    patch.setattr(place, name, recorded)
+        return recorded
+
+    plant_fault(patch, path, recording)
     return calls
+
+
+def plant_fault(
+    patch: pytest.MonkeyPatch, path: str, faulty: Callable[[Callable[..., Any]], Callable[..., Any]]
+) -> None:
+    """Replace a function by what `faulty` makes of it."""
+    patch.setattr(path, faulty(pkgutil.resolve_name(path)))

@@ -12,9 +12,11 @@ from shares import tiny
 from hybridlm.devices.placement import Placement
 from hybridlm.programs.examples import example_arguments
 from hybridlm.programs.programs import Programs
-from hybridlm.programs.shapes import AnyShape
+from hybridlm.programs.shapes import AnyShape, EditShape, Shape
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.rows.arrays import RowArrays
-from hybridlm.steps.structure import flatten
+from hybridlm.steps.operands import Batch, StepInputs
+from hybridlm.steps.structure import Rows, flatten
 
 
 class SteppedModel:
@@ -42,6 +44,20 @@ class SteppedModel:
             config.vocab_size,
         )  # fmt: skip
 
+    def shape(self, inputs: StepInputs, rows: int, pages: int, mtp_drafts: int = 0) -> Shape:
+        """The shape of the step that these inputs have, over a pool of so many rows and pages."""
+        return Shape.of(inputs, rows, pages, mtp_drafts=mtp_drafts)
+
+    def edited(self, pool: Rows, slots: np.ndarray, edits: Any, pages: int) -> Rows:
+        """The pool on the host after edits of the states in these rows."""
+        (rows,) = self.run(EditShape(len(slots), len(pool.token), pages), pool, slots, edits)
+        return rows
+
     def run(self, shape: AnyShape, *args: Any) -> Any:
         """Results of a step on the host, of the program that is compiled for it."""
         return jax.device_get(self.programs.compiled(shape, self.examples)(*args))
+
+
+def greedy_inputs(batch: Batch, drafts: np.ndarray | None = None) -> StepInputs:
+    """Inputs of a step that takes the most likely token of every lane, or verifies so many drafts of each."""
+    return StepInputs(batch, drafts, *sampling_arrays([None] * len(batch.lengths)))

@@ -10,7 +10,6 @@ from comparison import log_softmax, padded
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.programs.shapes import lane_bucket
 from hybridlm.session import Event
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___", "Where is the kite?", "!"]
@@ -183,13 +182,6 @@ def test_an_interrupted_run_leaves_a_model_that_works(text_lm: hybridlm.LM) -> N
     finally:
         text_lm.engine.after_step = None
     assert text_lm.generate(PROMPTS, **FREE) == want
-
-
-def test_lane_rungs_leave_at_most_a_third_idle_above_eight_lanes() -> None:
-    assert [lane_bucket(n, 6) for n in (1, 2, 3, 4, 5, 6, 7, 100)] == [1, 2, 4, 4, 6, 6, 6, 6]
-    rungs = [lane_bucket(n, 64) for n in range(1, 65)]
-    assert sorted(set(rungs)) == [1, 2, 4, 8, 12, 16, 24, 32, 48, 64]
-    assert all(count <= rung and (rung <= 8 or 3 * count > 2 * rung) for count, rung in enumerate(rungs, 1))
 
 
 def test_compiled_shapes_are_the_ladder_and_nothing_recompiles(text_lm: hybridlm.LM) -> None:

@@ -1,44 +1,16 @@
 """Meshes: axes, placement of arrays, and operations on split rows or vocabularies."""
 
-from functools import partial
 from typing import Any, cast
 
 import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from jax.sharding import AxisType, Mesh
-from jax.sharding import PartitionSpec as P
 
 import hybridlm
 from hybridlm import EngineConfig
 from hybridlm.devices.mesh import AXES, read_mesh, with_all_axes
 from hybridlm.devices.placement import ONE_DEVICE, Placement
-from hybridlm.engine.warmup import all_shapes
-from hybridlm.programs.shapes import lane_bucket
-from hybridlm.rows.arrays import maker_of_zeros, zeros
-from hybridlm.rows.parts import copy_row
-from hybridlm.sampling.vocab_parallel import Vocabulary
-
-MESH_WORDS = (
-    "shard_map psum pmax pmin ppermute pbroadcast pgather pcast pvary all_gather all_to_all reduce_scatter axis_index"
-).split()
-"""Parts of the names of all primitives that need a mesh."""
-
-
-def test_zeros_lie_where_their_types_say() -> None:
-    over = Placement(hybridlm.mesh(data=2, model=2)).over(None, "model")
-    types = (jax.ShapeDtypeStruct((1, 4), np.float32, sharding=over),) * 2
-    assert all(item.sharding == over and not item.any() for r in (maker_of_zeros(types)(), zeros(types)) for item in r)
-
-
-def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:
-    engine = text_lm.engine
-    for shape in all_shapes(engine, only_full=True, drafts=True):
-        step, _ = engine.programs.step(shape)
-        text = str(jax.make_jaxpr(step)(*engine.example_arguments(shape)))
-        for word in MESH_WORDS:
-            assert word not in text, f"{shape}: {word}"
 
 
 def test_a_mesh_has_the_axes_in_order() -> None:
@@ -101,48 +73,4 @@ def test_pools_have_as_many_rows_on_every_device(text_lm: hybridlm.LM, monkeypat
     assert [engine.bucket(count, 24) for count in (1, 4, 5, 9, 17, 24)] == [4, 4, 8, 16, 24, 24]
     assert [over.prefill_lanes(lanes, 4) for lanes in (4, 12)] == [4, 4]
     assert Placement(hybridlm.mesh(8)).prefill_lanes(16, 4) == 8
-    assert ONE_DEVICE.prefill_lanes(3, 4) == 3 and lane_bucket(5, 6) == 6
-
-
-def test_a_row_moves_between_devices_bit_for_bit() -> None:
-    """Row numbers count rows of all devices; other rows and signs of zeros stay."""
-    rng = np.random.default_rng(0)
-    source, target = (rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 4))
-    source[:, 0] = -0.0
-    specs = (P("data"), P("data"), P(), P())
-    step = jax.jit(
-        jax.shard_map(copy_row("data", "data"), mesh=hybridlm.mesh(data=4), in_specs=specs, out_specs=P("data"))
-    )
-    for read in range(8):
-        write = (read + 1) % 4
-        (actual,) = step(target, source, np.array([read], np.int32), np.array([write], np.int32))
-        expected = target.copy()
-        expected[write] = source[read]
-        assert np.asarray(actual).tobytes() == expected.tobytes()
-
-
-@pytest.mark.slow
-def test_what_is_asked_of_split_logits_is_what_whole_ones_say() -> None:
-    """Logits with ties between devices, with NaN and -inf."""
-    rng = np.random.default_rng(0)
-    logits = rng.integers(-3, 3, size=(12, 16)).astype(np.float32)
-    logits[3, 5] = np.nan
-    logits[4, 2:9] = -np.inf
-    logits[5, 13] = np.inf
-    token = rng.integers(16, size=12).astype(np.int32)
-    token[6:] = logits[6:].argmax(axis=1)
-    full, contents = Vocabulary(16), Vocabulary(4, devices=4)
-
-    def asked(vocabulary: Vocabulary, logits: Any, token: Any) -> Any:
-        best = [vocabulary.best(logits, count) for count in (1, 3, 6)]
-        likely = vocabulary.is_most_likely(logits, token)
-        return vocabulary.whole(logits), vocabulary.log_total(logits), vocabulary.logit(logits, token), best, likely
-
-    over = jax.shard_map(
-        partial(asked, contents), mesh=hybridlm.mesh(model=4), in_specs=(P(None, "model"), P()), out_specs=P()
-    )
-    actual, expected = jax.jit(over)(logits, token), asked(full, jnp.array(logits), jnp.array(token))
-    good = np.arange(12) != 3  # top_k of NaN is not defined
-    for item, other in zip(jax.tree.leaves(actual), jax.tree.leaves(expected), strict=True):
-        np.testing.assert_allclose(np.asarray(item)[good], np.asarray(other)[good], rtol=1e-6)
-    assert not actual[-1][3] and actual[-1][6:].all() and np.isnan(actual[1][3])
+    assert ONE_DEVICE.prefill_lanes(3, 4) == 3

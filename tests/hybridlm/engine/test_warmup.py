@@ -66,3 +66,18 @@ def test_warming_up_compiles_what_a_cache_needs(cached_lm: hybridlm.LM) -> None:
     pages = cached_lm.engine.pages(3)
     spans = {f"keep a span of {pages}", f"restore a span to {pages}"}
     assert {"keep a state of 3", "restore a state to 3", *spans} < names
+
+
+MESH_WORDS = (
+    "shard_map psum pmax pmin ppermute pbroadcast pgather pcast pvary all_gather all_to_all reduce_scatter axis_index"
+).split()
+"""Parts of the names of all primitives that need a mesh."""
+
+
+def test_one_device_has_no_mesh_in_its_steps(text_lm: hybridlm.LM) -> None:
+    engine = text_lm.engine
+    for shape in warmup.all_shapes(engine, only_full=True, drafts=True):
+        step, _ = engine.programs.step(shape)
+        text = str(jax.make_jaxpr(step)(*engine.example_arguments(shape)))
+        for word in MESH_WORDS:
+            assert word not in text, f"{shape}: {word}"

@@ -4,13 +4,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from checked_copies import checked_copy
 from jax.sharding import NamedSharding, PartitionSpec
 
 from hybridlm import mesh
-from hybridlm.devices.sharded_step import sharded
-from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST, with_operand_check
-from hybridlm.rows.parts import copy_contract, copy_row
-from ir_passes import Claim, CompiledStep, compile_step
+from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST
+from ir_passes import Claim, CompiledStep
 
 MESH = mesh(data=2)
 SPLIT, WHOLE = NamedSharding(MESH, PartitionSpec("data")), NamedSharding(MESH, PartitionSpec())
@@ -19,14 +18,7 @@ MAP = np.zeros(1, np.int32)
 
 @pytest.fixture(scope="module")
 def step() -> CompiledStep:
-    copy, contract = with_operand_check(copy_row("data", "data"), copy_contract(4, 4))
-    types = (
-        *[((4, 3), jnp.float32, SPLIT)] * 2,
-        *[((1,), jnp.int32, WHOLE)] * 2,
-        (EXAMPLE_DIGEST.shape, EXAMPLE_DIGEST.dtype, WHOLE),
-    )
-    args = tuple(jax.ShapeDtypeStruct(shape, dtype, sharding=place) for shape, dtype, place in types)
-    return compile_step(sharded(copy, args, contract, MESH), args, contract)
+    return checked_copy(MESH)
 
 
 def whole(array: np.ndarray, other: np.ndarray) -> jax.Array:

@@ -13,14 +13,13 @@ import jax
 import numpy as np
 import pytest
 from message_store import MemoryStore
+from recorded_calls import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.drafting import step_times
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import Messages
-from hybridlm.programs.runner import Move, PoolStep, Runner
 from hybridlm.worker import CLASSES, repeat
 
 STEMS = ("once upon a time there was a ", "the quick brown fox jumps over the lazy dog ", "aaaa aaaa aaaa ", "")
@@ -51,19 +50,21 @@ class RandomDrafter:
 def steps(monkeypatch: pytest.MonkeyPatch) -> dict[Any, list[Any]]:
     """Every step that a runner dispatches, with a digest of its operands."""
     results: dict[Any, list[Any]] = {}
-    run, move = Runner.run, Runner.move
     digest = lambda *operands: [zlib.crc32(np.asarray(leaf).tobytes()) for leaf in jax.tree.leaves(operands)]
 
-    def recorded_run(self: Any, step: PoolStep, examples: Any) -> Any:
-        results[self].append((str(step.shape), step.pool.size, digest(step.inputs)))
-        return run(self, step, examples)
+    def recording(noted: Callable[[Any], tuple[Any, ...]]) -> Any:
+        def recorded(right: Callable[..., Any]) -> Callable[..., Any]:
+            def run(self: Any, step: Any, examples: Any) -> Any:
+                results[self].append((str(step.shape), *noted(step)))
+                return right(self, step, examples)
 
-    def recorded_move(self: Any, step: Move, examples: Any) -> None:
-        results[self].append((str(step.shape), digest(*step.maps)))
-        move(self, step, examples)
+            return run
 
-    monkeypatch.setattr(Runner, "run", recorded_run)
-    monkeypatch.setattr(Runner, "move", recorded_move)
+        return recorded
+
+    runs = recording(lambda step: (step.pool.size, digest(step.inputs)))
+    plant_fault(monkeypatch, "hybridlm.programs.runner.Runner.run", runs)
+    plant_fault(monkeypatch, "hybridlm.programs.runner.Runner.move", recording(lambda step: (digest(*step.maps),)))
     return results
 
 
@@ -125,7 +126,7 @@ def repeated(
     """Make calls, and repeat them with the messages that they have sent; return the counts of both."""
     store, result = MemoryStore(), []
     for leads in (True, False):
-        monkeypatch.setattr(step_times, "time", Jumping(seed + 100 * leads))
+        monkeypatch.setattr("hybridlm.drafting.step_times.time", Jumping(seed + 100 * leads))
         lm = hybridlm.load(text_lm.path, prefix_cache=200_000, **SETTINGS)
         lm.engine.runner.programs = text_lm.engine.programs
         actual = steps[lm.engine.runner] = []

@@ -4,29 +4,26 @@ from typing import Any
 
 import pytest
 from message_store import MemoryStore
+from model_inputs import request_of
 
+from hybridlm import SamplingParams
 from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import PART_BYTES, Message, Messages, from_part, to_parts
-from hybridlm.requests.sequence import Request, ResolvedParams
 
 
 class Thing:
     """An object that both sides have."""
 
 
-PARAMS = ResolvedParams(
-    temperature=0.1 + 0.2,
-    stop_token_ids=frozenset({9, 3}),
-    stop_strings=("\n", "x"),
-    grammar=GrammarSource("{}", (2, 3)),
-)
-REQUEST = Request(3, (5, 6, 7), PARAMS, priority=-2)
+GRAMMAR = GrammarSource("{}", (2, 3))
+SETTINGS = SamplingParams(temperature=0.1 + 0.2, stop_token_ids=[9, 3])
+REQUEST = request_of(SETTINGS, (5, 6, 7), 3, priority=-2, stop_strings=("\n", "x"), grammar=GRAMMAR)
 
 
 def through(*messages: Message, actual: Any = None, reference: Any = None) -> list[Message]:
     store = MemoryStore()
-    sender, receiver = Messages(store), Messages(store, (GrammarSource, Request, ResolvedParams))
+    sender, receiver = Messages(store), Messages(store, (GrammarSource, type(REQUEST), type(REQUEST.params)))
     for message in messages:
         sender.send(message, {actual: 4} if actual is not None else {})
     return [receiver.receive({4: reference}) for _ in messages]

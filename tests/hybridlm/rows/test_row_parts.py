@@ -4,6 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from jax.sharding import PartitionSpec as P
 
 import hybridlm
 from hybridlm.rows.parts import copy_contract, copy_places, copy_row
@@ -65,3 +66,20 @@ def test_cached_buffers_are_as_large_as_necessary(text_lm: hybridlm.LM) -> None:
         assert text_lm.prefix([5] * length).nbytes == moves.state_bytes + spans * moves.span_bytes
     total = moves.state_bytes + text_lm.context // KV_BLOCK * moves.span_bytes
     assert total == text_lm.engine.row_bytes_on_a_device
+
+
+def test_a_row_moves_between_devices_bit_for_bit() -> None:
+    """Row numbers count rows of all devices; other rows and signs of zeros stay."""
+    rng = np.random.default_rng(0)
+    source, target = (rng.normal(size=(rows, 3)).astype(np.float32) for rows in (8, 4))
+    source[:, 0] = -0.0
+    specs = (P("data"), P("data"), P(), P())
+    step = jax.jit(
+        jax.shard_map(copy_row("data", "data"), mesh=hybridlm.mesh(data=4), in_specs=specs, out_specs=P("data"))
+    )
+    for read in range(8):
+        write = (read + 1) % 4
+        (actual,) = step(target, source, np.array([read], np.int32), np.array([write], np.int32))
+        expected = target.copy()
+        expected[write] = source[read]
+        assert np.asarray(actual).tobytes() == expected.tobytes()

@@ -29,14 +29,16 @@ POSITIONS = (0, 2, 129, 5)
 LENGTHS = "args[2].batch.lengths"
 
 
-def step_shape(lm: hybridlm.LM, step: Any, tokens: int, probes: tuple[int, ...] = (), **fields: Any) -> Shape:
-    """Return the shape of a step of all lanes.
+def step_shape(
+    lm: hybridlm.LM, step: Any, tokens: int, lanes: int | None = None, probes: tuple[int, ...] = (), **fields: Any
+) -> Shape:
+    """Return the shape of a step of all lanes, or of fewer with a row each.
 
     Args:
         probes: numbers of hidden states, places, vectors and ablations; () for none.
     """
     probed = {"probes": ProbeShape(*probes)} if probes else {}
-    return lm.engine.shape(step, lm.engine.lanes, tokens, **probed, **fields)
+    return lm.engine.shape(step, lanes or lm.engine.rows, tokens, lanes, **probed, **fields)
 
 
 @functools.cache

@@ -1,6 +1,7 @@
 """Requests of a model that is not there: checked, and applied to logits."""
 
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Any
 
 import jax.numpy as jnp
@@ -36,3 +37,8 @@ def changed_by(
 def active_sequence(prompt: Sequence[int], **state: Any) -> ActiveSequence:
     """Return a sequence of default settings that has read nothing, but for `state`."""
     return ActiveSequence(Request(0, tuple(prompt), ResolvedParams()), **state)
+
+
+def request_of(params: SamplingParams, prompt: Sequence[int], index: int, priority: int, **resolved: Any) -> Request:
+    """Return a checked request; `resolved` replaces fields of its checked settings."""
+    return Request(index, tuple(prompt), replace(model_inputs().resolve(params), **resolved), priority)

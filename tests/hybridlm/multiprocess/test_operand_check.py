@@ -5,13 +5,14 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from checked_copies import checked_copy
+from disturbed_lanes import step_shape
 from jax.sharding import NamedSharding, PartitionSpec
 
-from hybridlm import mesh
-from hybridlm.multiprocess.operand_check import EXAMPLE_DIGEST
+import hybridlm
+from hybridlm.multiprocess.operand_check import DIGEST_WORDS, EXAMPLE_DIGEST
 from ir_passes import Claim, CompiledStep
 
-MESH = mesh(data=2)
+MESH = hybridlm.mesh(data=2)
 SPLIT, WHOLE = NamedSharding(MESH, PartitionSpec("data")), NamedSharding(MESH, PartitionSpec())
 MAP = np.zeros(1, np.int32)
 
@@ -44,3 +45,9 @@ def test_rows_are_written_where_all_operands_agree(step: CompiledStep, message: 
 def test_the_proof_says_so(step: CompiledStep) -> None:
     assert Claim.AGREEMENT in {certificate.id for certificate in step.certificate.proved}
     assert [collective.operation for collective in step.certificate.collectives].count("pmax") == 1
+
+
+def test_every_array_of_a_step_has_a_word(text_lm: hybridlm.LM) -> None:
+    """Two words are of the step itself."""
+    shape = step_shape(text_lm, "generate", 1, mtp_drafts=2, changes=64, masked=True, probes=(2, 1, 1, 1))
+    assert len(jax.tree.leaves(text_lm.engine.example_arguments(shape)[2])) <= DIGEST_WORDS - 2

@@ -8,7 +8,6 @@ from typing import Any, cast
 import pytest
 
 import hybridlm
-from hybridlm.multiprocess.process_group import ProcessGroup
 from hybridlm.programs.many_processes import ManyProcesses
 from hybridlm.programs.runner import Runner
 from hybridlm.programs.sanitized import Sanitizer
@@ -28,7 +27,7 @@ def test_nothing_asks_which_implementation_runs_its_steps(root: Path) -> None:
 
 def of(kind: type[Runner], lm: hybridlm.LM, leads: bool = True) -> Runner:
     if kind is ManyProcesses:
-        group = cast(ProcessGroup, SimpleNamespace(decisions=SimpleNamespace(leads=leads)))
+        group: Any = SimpleNamespace(decisions=SimpleNamespace(leads=leads))
         return ManyProcesses(lm.engine.programs, lm.engine.placement, group)
     return kind(lm.engine.programs, lm.engine.placement)
 

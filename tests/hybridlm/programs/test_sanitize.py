@@ -5,12 +5,11 @@ from typing import Any, NamedTuple
 
 import pytest
 from jax import Array
+from recorded_calls import plant_fault
 
 import hybridlm
 from hybridlm.compiler.sanitizer import SanitizerError
 from hybridlm.programs.sanitized import Sanitizer
-from models.mixers.attention import Attention
-from models.mixers.kv_cache import KVCache
 
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
@@ -38,14 +37,20 @@ class Past(NamedTuple):
 @pytest.mark.slow
 def test_caches_with_other_names_are_masked(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Old positions of a reused row are masked, whatever a layer names its cache."""
-    arrays, call = Attention.state_arrays, Attention.__call__
+    caches = list[Any]()
 
-    def attend(self: Attention, x: Array, info: Any, state: Past) -> tuple[Array, Past]:
-        y, cache = call(self, x, info, KVCache(*state))
-        return y, Past(*cache)
+    def renamed(state_arrays: Any) -> Any:
+        return lambda self: Past(*(caches.append(state_arrays(self)) or caches[-1]))
 
-    monkeypatch.setattr(Attention, "state_arrays", lambda self: Past(*arrays(self)))
-    monkeypatch.setattr(Attention, "__call__", attend)
+    def attending(call: Any) -> Any:
+        def attend(self: Any, x: Array, info: Any, state: Past) -> tuple[Array, Past]:
+            y, cache = call(self, x, info, type(caches[0])(*state))
+            return y, Past(*cache)
+
+        return attend
+
+    plant_fault(monkeypatch, "models.mixers.attention.Attention.state_arrays", renamed)
+    plant_fault(monkeypatch, "models.mixers.attention.Attention.__call__", attending)
     lm = hybridlm.load(text_lm.path, sanitize=True, lanes=1, context=256, chunk=5)
     prompts = PROMPTS[1:3]
     completions = [lm.generate(prompt, **FREE)[0].token_ids for prompt in prompts]

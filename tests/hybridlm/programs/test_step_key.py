@@ -2,7 +2,6 @@
 
 import hashlib
 import os
-import shutil
 import subprocess
 import sys
 from collections.abc import Callable
@@ -14,17 +13,16 @@ import jax
 import pytest
 from flax import nnx
 from paged_shapes import paged
+from recorded_calls import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm
-from hybridlm.devices.placement import ONE_DEVICE, Placement
+import models
+from hybridlm import EngineConfig
 from hybridlm.programs import step_key as module
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import PACKAGES, devices_name, step_key, structure_name
 from ir_passes import rowwise
-from ir_passes.contract import declared
-from ir_passes.files.sources import hash_of_sources
-from models.cpu_kernels.build import LIBRARY
 
 SHAPE = Shape("generate", 3, 1, 3)
 
@@ -38,7 +36,7 @@ def key(lm: hybridlm.LM, **other: Any) -> str | None:
         "args": lm.engine.example_arguments(shape),
         "structure": structure_name(lm.engine.programs.structure),
         "certify": "error",
-        "placement": ONE_DEVICE,
+        "placement": lm.engine.placement,
     }
     return step_key(**(parts | other))
 
@@ -62,11 +60,10 @@ from paged_shapes import paged
 from text_checkpoint import SETTINGS
 from hybridlm.programs.shapes import Shape
 from hybridlm.programs.step_key import step_key, structure_name
-from hybridlm.devices.placement import ONE_DEVICE
 lm, shape = hybridlm.load(sys.argv[1], compilation_cache=False, **SETTINGS), Shape("generate", 3, 1, 3)
 shape = paged(lm.engine, shape)
 args, name = lm.engine.example_arguments(shape), structure_name(lm.engine.programs.structure)
-print(step_key(shape, args, name, "error", ONE_DEVICE))
+print(step_key(shape, args, name, "error", lm.engine.placement))
 """
 
 
@@ -92,20 +89,22 @@ CHANGES: dict[str, Callable[[hybridlm.LM, pytest.MonkeyPatch], str | None]] = {
     "move": lambda lm, _: key(lm, shape=lm.engine.moves.shapes(3, lm.engine.pages(3))[0]),
     "certify": lambda lm, _: key(lm, certify="warn"),
     "off": lambda lm, _: key(lm, certify="off"),
-    "kernels": lambda lm, _: key(lm, placement=Placement(kernels="off")),
+    "kernels": lambda lm, _: key(lm, placement=EngineConfig(kernels="off").place()),
     "context": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "context": 512})),
     "dtype": lambda lm, _: key(hybridlm.load(lm.path, **{**SETTINGS, "dtype": "bfloat16"})),
-    "mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(data=2))),
-    "other mesh": lambda lm, _: key(lm, placement=Placement(hybridlm.mesh(model=2))),
+    "mesh": lambda lm, _: key(lm, placement=EngineConfig(mesh=hybridlm.mesh(data=2)).place()),
+    "other mesh": lambda lm, _: key(lm, placement=EngineConfig(mesh=hybridlm.mesh(model=2)).place()),
 }
 
 
 @pytest.mark.cpu_kernels
 def test_kernels_are_part_of_a_key_with_their_content() -> None:
-    content, *instructions = ONE_DEVICE.kernels_name.split()
-    assert content == hashlib.sha256(LIBRARY.read_bytes()).hexdigest() and instructions[0] == "portable"
-    assert ONE_DEVICE.kernels_name in devices_name(ONE_DEVICE)
-    assert [Placement(kernels=mode).kernels_name for mode in ("off", "interpret")] == ["off", "interpret"]
+    (library,) = (Path(str(models.__file__)).parent / "cpu_kernels").glob("libhybridlm_kernels.*")
+    auto, off, interpret = (EngineConfig(kernels=mode).place() for mode in ("auto", "off", "interpret"))
+    content, *instructions = auto.kernels_name.split()
+    assert content == hashlib.sha256(library.read_bytes()).hexdigest() and instructions[0] == "portable"
+    assert auto.kernels_name in devices_name(auto)
+    assert (off.kernels_name, interpret.kernels_name) == ("off", "interpret")
 
 
 @pytest.mark.parametrize("name", CHANGES)
@@ -128,8 +127,8 @@ def changed(monkeypatch: pytest.MonkeyPatch, name: str) -> None:
     elif name == "flags":
         monkeypatch.setenv("XLA_FLAGS", f"{os.environ['XLA_FLAGS']} --xla_cpu_enable_fast_math=true")
     elif name == "declared":
-        monkeypatch.setattr(declared, "_DECLARED", dict(declared._DECLARED))
-        monkeypatch.setattr(declared, "_FUNCTIONS", dict(declared._FUNCTIONS))
+        for table in ("_DECLARED", "_FUNCTIONS"):
+            plant_fault(monkeypatch, f"ir_passes.contract.declared.{table}", dict)
         rowwise(jax.jit(lambda x: x * 2), inputs=(hybridlm.compiler.Lane(),))
 
 
@@ -172,39 +171,18 @@ def test_functions_and_layers_from_elsewhere_have_no_key(text_lm: hybridlm.LM, m
     assert key(text_lm) is None
 
 
-def test_every_byte_of_every_source_counts(tmp_path: Path) -> None:
-    folders = [tmp_path / package.name for package in PACKAGES]
-    assert {folder.name for folder in folders} == {"hybridlm", "models", "ir_passes"}
-    for package, folder in zip(PACKAGES, folders, strict=True):
-        shutil.copytree(package, folder, ignore=shutil.ignore_patterns("__pycache__", "model"))
-    original = hash_of_sources(folders)
-    assert original is not None and original == hash_of_sources(PACKAGES)
-    for folder in folders:
-        path = sorted(folder.rglob("*.py"))[-1]
-        content = path.read_bytes()
-        path.write_bytes(content[:-1] + b" ")
-        assert hash_of_sources(folders) != original
-        path.write_bytes(content)
-        path.rename(path.with_name("other.py"))
-        assert hash_of_sources(folders) != original
-        path.with_name("other.py").rename(path)
-    (folders[0] / "more.py").touch()
-    assert hash_of_sources(folders) != original
-    (folders[0] / "more.py").unlink()
-    assert hash_of_sources(folders) == original
-
-
 def test_a_step_of_patched_code_has_no_key(
     text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
 ) -> None:
     """Functions, methods and constants that a notebook has replaced are in no source file."""
-    from models.layers import norms
-    from models.ops import linear
-
-    first = key(text_lm)
-    for owner, name in ((linear, "linear"), (norms.RMSNorm, "__call__"), (module, "ENVIRONMENT")):
+    first, places = key(text_lm), ("models.ops.linear.linear", "models.layers.norms.RMSNorm.__call__")
+    for place in (*places, "hybridlm.programs.step_key.ENVIRONMENT"):
         with monkeypatch.context() as patch, caplog.at_level("INFO", "hybridlm"):
-            patch.setattr(owner, name, lambda *args: args)
+            patch.setattr(place, lambda *args: args)
             assert key(text_lm) is None
-            assert f"{name}" in caplog.records[-1].getMessage()
+            assert place.rpartition(".")[2] in caplog.records[-1].getMessage()
         assert key(text_lm) == first
+
+
+def test_sources_of_all_packages_are_in_the_key() -> None:
+    assert {package.name for package in PACKAGES} == {"hybridlm", "models", "ir_passes"}

@@ -1,19 +1,18 @@
 """Planned memory of a gradient of `LM.forward` for an absent model."""
 
-from dataclasses import replace
+import json
+from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from planned_engines import planned_engine
 from published import PUBLISHED
 
-from hybridlm.devices.placement import ONE_DEVICE
 from hybridlm.forward import ForwardSettings, lane_types, run
-from hybridlm.rows.arrays import RowArrays
-from hybridlm.steps.structure import flatten
-from models import family_of, kv_blocks
+from models import kv_blocks
 
 TOKENS, CHUNK = 512, 128
 
@@ -32,14 +31,15 @@ def memory(compiled: Any) -> int:
 
 @pytest.mark.long
 @pytest.mark.parametrize("layers", [4, 24])
-def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int) -> None:
+def test_a_gradient_needs_little_more_than_the_forward_pass(layers: int, tmp_path: Path) -> None:
     """512 float32 tokens: at most 2.5 times the forward memory, plus gradients."""
     fields = PUBLISHED["Qwen3.5-0.8B"]
-    family = family_of(fields)
-    config = family.read_config(fields)
-    model = family.abstract(replace(config, layers=config.layers[:layers]))
-    structure, params = flatten(model)
-    types = lane_types(model.state_arrays(), RowArrays(model, jnp.float32, ONE_DEVICE).abstract(1, 1).layers, 4096)
+    text = fields["text_config"]
+    text = text | {"num_hidden_layers": layers, "layer_types": text["layer_types"][:layers]}
+    (tmp_path / "config.json").write_text(json.dumps(fields | {"text_config": text}))
+    engine = planned_engine(tmp_path / "config.json", lanes=1, context=4096, dtype="float32")
+    structure, params, rows = engine.programs.structure, engine.params, engine.row_arrays
+    types = lane_types(rows.model.state_arrays(), rows.abstract(1, 1).layers, 4096)
     settings = ForwardSettings(((CHUNK, -(-TOKENS // CHUNK)),), 1, 1, kv_blocks(TOKENS), types, False, False, None)
     tokens, start = jax.ShapeDtypeStruct((1, TOKENS), jnp.int32), np.int32(0)
     logprobs = lambda params, tokens: run(structure, params, tokens, None, None, start, settings)[0]

@@ -4,3 +4,4 @@ Begin with `sampling`.
 """
 
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling, sample_tokens
+from hybridlm.sampling.vocab_parallel import Vocabulary

@@ -4,6 +4,7 @@ import json
 import shutil
 from collections.abc import Sequence
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import jax
@@ -12,12 +13,13 @@ import pytest
 import tokenizers
 from decision_checkpoint import TOGETHER, write_jev
 from filled import nan_token
+from recorded_calls import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
+from hybridlm.decision_models.decide import Decider
 from hybridlm.decision_models.settings import read_settings
-from hybridlm.scoring.pooling import ReadText, read_hidden
 from hybridlm.text import Tokenizer
 from models import ConfigError
 
@@ -126,13 +128,16 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch)
     assert (full.texts, full.errors, full.kept) == (7, 3, 0) and full.prefix_tokens_saved > 0
     calls: list[int] = []
 
-    def interrupted(*args: Any, **options: Any) -> list[ReadText]:
-        calls.append(len(args[1]))
-        if len(calls) == 3:
-            raise KeyboardInterrupt
-        return read_hidden(*args, **options)
+    def interrupting(read_hidden: Any) -> Any:
+        def interrupted(*args: Any, **options: Any) -> Any:
+            calls.append(len(args[1]))
+            if len(calls) == 3:
+                raise KeyboardInterrupt
+            return read_hidden(*args, **options)
 
-    monkeypatch.setattr("hybridlm.text_model.read_hidden", interrupted)
+        return interrupted
+
+    plant_fault(monkeypatch, "hybridlm.text_model.read_hidden", interrupting)
     with pytest.raises(KeyboardInterrupt):
         lm.decide_file(tmp_path / "in.jsonl", tmp_path / "out.jsonl", window=3)
     monkeypatch.undo()
@@ -273,3 +278,27 @@ def test_another_tokenizer_encodes_the_next_prompts(lm: hybridlm.LM) -> None:
         lm.tokenizer = first
     assert [len(prompt.token_ids) for prompt in after] == [len(prompt.token_ids) for prompt in before]
     assert [prompt.token_ids for prompt in after] != [prompt.token_ids for prompt in before]
+
+
+class _Head:
+    """A head with the scores of every question."""
+
+    def __init__(self, scores: list[float]):
+        self._scores = np.array(scores)
+
+    def check(self, question: Any) -> None:
+        pass
+
+    def scores(self, vector: np.ndarray, question: Any) -> np.ndarray:
+        return self._scores
+
+
+@pytest.mark.parametrize("scores", [[np.nan, 0.0], [np.inf, 0.0]], ids=["nan", "inf"])
+def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
+    """Vectors are finite, but a row of the head is not."""
+    prompts: Any = text_lm.text_model.prompts
+    read: Any = SimpleNamespace(vectors=np.zeros((1, 4), np.float32))
+    head: Any = _Head(scores)
+    decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
+    (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
+    assert decider.answers([[prompt]]) == [prompt.places[0]]

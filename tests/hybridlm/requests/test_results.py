@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from hybridlm import Score
-from hybridlm.requests.results import perplexity
+from hybridlm.requests.results import first_not_finite, perplexity
 
 
 def score(*logprobs: float) -> Score:
@@ -42,3 +42,12 @@ def test_a_perplexity_beyond_a_float_is_none() -> None:
     assert score(-710.0).perplexity is None
     assert perplexity(-1e300, 1) is None
     assert perplexity(-1e5, 1000) == pytest.approx(math.exp(100))
+
+
+def test_the_first_place() -> None:
+    good, bad = np.zeros((4, 2), np.float32), np.zeros((4, 2), np.float32)
+    bad[3, 1], bad[2, 0] = np.nan, -np.inf
+    assert first_not_finite([good, None, good[:, 0]]) is None
+    assert first_not_finite([good, bad]) == 2 and first_not_finite([bad[3:, 1]]) == 0
+    assert first_not_finite([]) is None and first_not_finite([np.zeros((0, 3))]) is None
+    assert first_not_finite([np.zeros((2, 0))]) is None

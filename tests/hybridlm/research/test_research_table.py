@@ -10,7 +10,6 @@ from tiny_variants import variant
 
 from hybridlm import Captured, Intervention
 from hybridlm.pictures import _recurrent
-from hybridlm.steps.edit import EDITED
 from models import family_of
 
 PAGE = (Path(__file__).resolve().parents[3] / "docs" / "research.md").read_text()
@@ -18,6 +17,8 @@ HEAD = "| model | " + " | ".join(
     ["`recurrent`", "`conv`", "heads of recurrence", "heads of attention", "experts", "`state_history`"]
 ) + " |"  # fmt: skip
 
+EDITED = ("recurrent", "conv")
+"""Roles of states that can be changed, the first columns; tests/hybridlm/steps/test_steps_by_slot.py compares them."""
 LABELS = {"ling_lightning": "bailing_hybrid 2.5"}
 """Rows of a family with several kinds of layers."""
 

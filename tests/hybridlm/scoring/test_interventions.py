@@ -8,19 +8,16 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from decoder_lanes import layer_by_layer
+from disturbed_lanes import step_shape
+from named_states import states_by_place
+from recorded_calls import plant_fault
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
 from hybridlm import Intervention, ProbeSettings, SequenceState
-from hybridlm.engine.probing import probe_sites
-from hybridlm.programs.shapes import EditShape
-from hybridlm.requests.captured import parse_path
 from hybridlm.scoring.scorer import scores
-from hybridlm.steps.edit import no_edits, types_in
-from hybridlm.steps.hooks import ProbeHooks, ProbeShape
 from ir_passes import IsolationError
-from models import kv_blocks
-from models.decoder.decoder import lane_info
 
 GOLDEN = Path(__file__).parents[2] / "golden"
 RNG = np.random.default_rng(11)
@@ -43,18 +40,8 @@ def chosen(logits: Any, text: list[int]) -> np.ndarray:
 
 def with_added(lm: hybridlm.LM) -> Callable[[list[int], np.ndarray], np.ndarray]:
     """Log-probabilities with vectors [index, token, hidden] added, by layers that are called one by one."""
-    model, rows = lm.model, lm.engine.new_rows(1).layers
-
-    @jax.jit
-    def run(tokens: jax.Array, added: jax.Array) -> jax.Array:
-        lengths, positions = jnp.full(1, tokens.shape[1], jnp.int32), jnp.zeros(1, jnp.int32)
-        info = lane_info(tokens, lengths, positions, kv_blocks(tokens.shape[1]))
-        x = model.embed(tokens, info.valid) + added[0]
-        for i, layer in enumerate(model.layers):
-            x = layer(x, info, rows[i])[0] + added[i + 1]
-        return model.logits(model.norm(x))[0]
-
-    return lambda text, added: chosen(run(jnp.array([text[:-1]], jnp.int32), jnp.asarray(added)[:, None]), text)
+    run = layer_by_layer(lm.model, lm.engine.new_rows(1).layers)
+    return lambda text, added: chosen(run(text[:-1], added), text)
 
 
 def with_params(lm: hybridlm.LM, text: list[int], changed: Mapping[str, Any]) -> np.ndarray:
@@ -85,12 +72,12 @@ def changed_state(
     """Log-probabilities where the state after token `at` is changed, by `forward` in two parts."""
     first = lm.forward(text[: position + 1], return_states=True)
     assert first.states is not None
-    leaves, tree = jax.tree_util.tree_flatten_with_path(first.states.layers)
-    new_leaves = []
-    for path, leaf in leaves:
-        parsed = parse_path(f"layers{jax.tree_util.keystr(path)}")
-        new_leaves.append(leaf if parsed is None else jnp.asarray(change(*parsed, np.array(leaf)[0])[None], leaf.dtype))
-    state = SequenceState(first.states.position, jax.tree.unflatten(tree, new_leaves))
+    layers = first.states.layers
+    changed = {
+        id(leaf): jnp.asarray(change(*place, np.array(leaf)[0])[None], leaf.dtype)
+        for place, leaf in states_by_place(layers).items()
+    }
+    state = SequenceState(first.states.position, jax.tree.map(lambda leaf: changed.get(id(leaf), leaf), layers))
     rest = lm.forward(text[position + 1 : -1], state=state)
     return chosen(jnp.concatenate([first.logits, rest.logits]), text)
 
@@ -160,9 +147,7 @@ def test_hidden_states_of_another_run(lm: hybridlm.LM) -> None:
 
 @pytest.mark.slow
 def test_states(lm: hybridlm.LM) -> None:
-    leaves = jax.tree_util.tree_leaves_with_path(lm.engine.new_rows(1).layers)
-    named = {parse_path(f"layers{jax.tree_util.keystr(path)}"): leaf.shape[1:] for path, leaf in leaves}
-    places = {name: shape for name, shape in named.items() if name is not None and name[1] in ("recurrent", "conv")}
+    places = {name: leaf.shape[1:] for name, leaf in states_by_place(lm.engine.new_rows(1).layers).items()}
     donor = lm.score([TEXTS[7]], states=True, positions=[2])[0].captured
     assert donor is not None
     layer, array = sorted(places, key=lambda name: name[1] != "recurrent")[0]
@@ -231,7 +216,8 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
         Intervention.ablate_expert(place, 1) if kind == "expert" else Intervention.ablate_head(place, 1, mixer=mixer)
     )
     other = [ablate, Intervention.add(np.ones(len(nan)), hidden_state=2, positions=5)]
-    state = np.full(probe_sites(lm.engine, "score").states[layer, array].shape, np.nan, np.float32)
+    shape = states_by_place(lm.engine.new_rows(1).layers)[layer, array].shape[1:]
+    state = np.full(shape, np.nan, np.float32)
 
     def run(first: list[Intervention]) -> list[Any]:
         settings = ProbeSettings([1], [[3, 9]] * 4, True, None, [first, other, [], first])
@@ -265,30 +251,7 @@ def test_a_disturbed_lane_changes_no_bit_of_another(lm: hybridlm.LM) -> None:
 
 def edited_places(lm: hybridlm.LM) -> list[tuple[int, str]]:
     """Return layers and arrays of editable states, recurrences first."""
-    return sorted(probe_sites(lm.engine, "score").states, key=lambda place: place[1] != "recurrent")
-
-
-def test_rows_that_are_not_edited_keep_their_bits(lm: hybridlm.LM) -> None:
-    rows = lm.engine.new_rows(3)
-    rows = jax.tree.map(lambda leaf: jnp.asarray(RNG.normal(size=leaf.shape), leaf.dtype), rows)
-    pool = jax.tree.map(np.asarray, rows)
-    edits: Any = no_edits(3, types_in(lm.engine.programs.structure, rows))
-    layer, array = edited_places(lm)[0]
-    edits[array].layer[1], edits[array].unit[1, 1], edits[array].replaced[1] = layer, True, True
-    for edit in edits.values():
-        edit.value[2] = np.nan
-    edits[array].value[1] = np.nan
-    (edited,) = lm.engine.program(EditShape(3, 3, lm.engine.pages(3)))(rows, np.arange(3, dtype=np.int32), edits)
-    changed = []
-    for path, leaf in jax.tree_util.tree_leaves_with_path(jax.tree.map(np.asarray, edited)):
-        expected = np.array(next(x for p, x in jax.tree_util.tree_leaves_with_path(pool) if p == path))
-        if parse_path(f"layers{jax.tree_util.keystr(path[1:])}") == (layer, array):
-            expected[1, 1] = np.nan
-            changed.append(path)
-        assert leaf.tobytes() == expected.tobytes()
-    assert len(changed) == 1
-    certificate = lm.certificates["edit states of 3 of 3"]
-    assert any(line.startswith("args[2]: Lane(") for line in certificate.contract)
+    return sorted(states_by_place(lm.engine.new_rows(1).layers), key=lambda place: place[1] != "recurrent")
 
 
 def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybridlm.LM) -> None:
@@ -298,7 +261,7 @@ def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybri
     text_lm.score(
         TEXTS[:3], interventions=[[Intervention.add(unit, hidden_state=1, positions=p) for p in (1, 4, 7)], [], []]
     )
-    shape = text_lm.engine.shape("score", 3, 5, 3, top=0, probes=ProbeShape(0, 0, 4, 0))
+    shape = step_shape(text_lm, "score", 5, top=0, probes=(0, 0, 4, 0))
     assert shape in programs.shapes
     count = len(programs.shapes)
     additions = [Intervention.add(-unit, hidden_state=2, positions=p) for p in (2, 5, 8, 10)]
@@ -312,14 +275,15 @@ def test_steps_are_plain_where_nothing_is_asked_and_slots_are_few(text_lm: hybri
 
 
 def test_a_hook_that_reaches_another_lane_is_refused(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
-    right = ProbeHooks.residual
+    def faulty(residual: Any) -> Any:
+        def wrong(self: Any, x: jax.Array, index: int) -> jax.Array:
+            vector = jnp.roll(jnp.asarray(self._probes.vectors.vector), 1, axis=0)
+            self._probes = self._probes._replace(vectors=self._probes.vectors._replace(vector=vector))
+            return residual(self, x, index)
 
-    def wrong(self: ProbeHooks, x: jax.Array, index: int) -> jax.Array:
-        vector = jnp.roll(jnp.asarray(self._probes.vectors.vector), 1, axis=0)  # type: ignore[union-attr]
-        self._probes = self._probes._replace(vectors=self._probes.vectors._replace(vector=vector))  # type: ignore[union-attr]
-        return right(self, x, index)
+        return wrong
 
-    monkeypatch.setattr(ProbeHooks, "residual", wrong)
+    plant_fault(monkeypatch, "hybridlm.steps.hooks.ProbeHooks.residual", faulty)
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=5, dtype="float32")  # which has compiled no step
     with pytest.raises(IsolationError):
         lm.score(TEXTS[:2], interventions=[Intervention.add(np.ones(lm.config.hidden_size), hidden_state=1)])

@@ -12,7 +12,6 @@ from reading_engine import ReadingEngine, read_without_model
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
-from hybridlm.engine import reading
 from hybridlm.scoring.shared_prefixes import shared_prefixes
 
 IDS = np.random.default_rng(0).integers(3, 90, 400).tolist()
@@ -85,7 +84,7 @@ def test_everything_is_begun_and_few_states_are_kept(texts: Texts, lanes: int, l
 def cold(lm: hybridlm.LM, texts: Texts, monkeypatch: pytest.MonkeyPatch, **settings) -> list[hybridlm.Score]:
     """Scores with every text consumed by itself."""
     with monkeypatch.context() as patch:
-        patch.setattr(reading, "max_states", lambda lanes: 0)
+        patch.setattr("hybridlm.engine.reading.max_states", lambda lanes: 0)
         return lm.score(texts, **settings)
 
 

@@ -1,5 +1,6 @@
 """Steps over rows in any order: lane i has the bits of row i."""
 
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -7,7 +8,7 @@ import numpy as np
 import pytest
 from stepped_models import SteppedModel, greedy_inputs
 
-from hybridlm.steps.edit import no_edits, state_sites, types_in
+from hybridlm.steps.edit import EDITED, no_edits, state_sites, types_in
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.steps.structure import Rows
 
@@ -140,9 +141,18 @@ def test_states_are_edited_in_the_rows_of_the_lanes(model: SteppedModel) -> None
     site = state_sites(model.structure)[0]
     edit = edits[site.array]
     edit.layer[0], edit.unit[0, 0], edit.factor[0] = site.layer, True, -2.0
+    edit.layer[1], edit.unit[1, 0], edit.replaced[1], edit.value[1] = site.layer, True, True, np.nan
+    for other in edits.values():
+        other.value[3] = np.nan  # of a lane without an edit
     after = model.edited(pool, SLOTS, edits, pages)
     for place, (before, new) in enumerate(zip(jax.tree.leaves(pool), jax.tree.leaves(after), strict=True)):
         expected = before.copy()
         if place == site.place:
             expected[SLOTS[0], 0] *= -2.0
+            expected[SLOTS[1], 0] = np.nan
         assert new.tobytes() == expected.tobytes()
+
+
+def test_states_that_are_edited_are_columns_of_the_page(root: Path) -> None:
+    head = " | ".join(["| model", *(f"`{role}`" for role in EDITED)])
+    assert head in (root / "docs" / "research.md").read_text()

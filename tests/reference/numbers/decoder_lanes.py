@@ -1,12 +1,13 @@
 """Whole decoders over lanes of pages: steps of tokens at once and one by one, states after accepted drafts."""
 
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 
-from models import Decoder
+from models import Decoder, kv_blocks
 from models.decoder.decoder import lane_info
 
 
@@ -60,3 +61,21 @@ def check_accepted_drafts(decoder: Decoder, ids: np.ndarray, accepted: int) -> N
         # Rejected tokens are in a cache, and overwritten before a read.
         a, b = (in_lanes(leaf)[:, 0, :, : 4 + accepted] if array.grows else leaf for leaf in (a, b))
         np.testing.assert_allclose(a, b, atol=2e-5)
+
+
+def layer_by_layer(model: Decoder, rows: Any) -> Callable[[Sequence[int], np.ndarray], jax.Array]:
+    """Return a function of tokens and of vectors [layer + 1, token, hidden] that are added before and after each layer.
+
+    It calls the layers one by one over `rows`, the empty state of a row, and returns logits [token, vocabulary].
+    """
+
+    @jax.jit
+    def run(tokens: jax.Array, added: jax.Array) -> jax.Array:
+        lengths, positions = jnp.full(1, tokens.shape[1], jnp.int32), jnp.zeros(1, jnp.int32)
+        info = lane_info(tokens, lengths, positions, kv_blocks(tokens.shape[1]))
+        x = model.embed(tokens, info.valid) + added[0]
+        for i, layer in enumerate(model.layers):
+            x = layer(x, info, rows[i])[0] + added[i + 1]
+        return model.logits(model.norm(x))[0]
+
+    return lambda tokens, added: run(jnp.array([tokens], jnp.int32), jnp.asarray(added)[:, None])

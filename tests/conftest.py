@@ -110,6 +110,12 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 
 @pytest.fixture(scope="session")
+def kernels_are_current() -> bool:
+    """Whether the kernels for CPUs are those of their sources."""
+    return kernel_builder().is_current()
+
+
+@pytest.fixture(scope="session")
 def root() -> Path:
     """The folder of the repository."""
     return Path(__file__).resolve().parents[1]

@@ -3,7 +3,6 @@
 import copy
 import pickle
 from collections.abc import Callable, Iterator
-from pathlib import Path
 
 import jax.numpy as jnp
 import pytest
@@ -14,7 +13,6 @@ from hybridlm.compiler import AuditError, IsolationError, Lane, LaneContract, Po
 from hybridlm.compiler.stages import PlacementError, Unplaced
 from hybridlm.compiler.xla_audit import Finding, FindingKind
 from hybridlm.quantised import DequantiseError
-from ir_passes.files.trust import UntrustedError
 from models import Devices, ShardingError
 
 ERRORS = [
@@ -26,7 +24,6 @@ ERRORS = [
     AuditError((Finding(FindingKind.POOL_COPY, "fusion", "it copies", "write rows", ("state",)),)),
     PlacementError(Unplaced("args[0]", "x", "float32[8]", "P('data')")),
     DequantiseError("layers.0", "no scale"),
-    UntrustedError(Path("store"), "belongs to user 5", "chown it", folder=True),
     ShardingError(Devices(model=2), ["heads: 3"], "\nuse less"),
 ]
 

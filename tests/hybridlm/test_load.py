@@ -8,9 +8,7 @@ import pathlib
 import shutil
 import subprocess
 import sys
-import threading
 import weakref
-from concurrent.futures import ThreadPoolExecutor
 from typing import Any
 
 import jax
@@ -21,7 +19,6 @@ from safetensors.numpy import load_file, save_file
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.programs.compilation_cache import use_cache
 from hybridlm.progress import load_progress
 
 GOLDEN = pathlib.Path(__file__).resolve().parents[1] / "golden"
@@ -303,29 +300,6 @@ def test_the_default_cache_is_in_the_home_directory(tmp_path: pathlib.Path) -> N
 def setting() -> str | None:
     """JAX's setting as this thread has it."""
     return jax.config.jax_compilation_cache_dir  # type: ignore[attr-defined]  # made when JAX is imported
-
-
-def test_compilations_for_one_folder_run_together_and_those_for_another_wait() -> None:
-    """JAX has one cache at a time; its setting follows the compiling thread."""
-    initial = setting()
-    inner, leave, order = threading.Event(), threading.Event(), list[str | None]()
-
-    def compile_for(folder: str) -> None:
-        with use_cache(folder):
-            order.append(setting())
-            inner.set()
-            leave.wait(10)
-
-    with ThreadPoolExecutor(3) as pool:
-        future = pool.submit(compile_for, "/one")
-        assert inner.wait(10) and setting() == initial
-        with use_cache("/one"):
-            other = pool.submit(compile_for, "/other")
-            assert order == ["/one"]
-        leave.set()
-        future.result(10)
-        other.result(10)
-    assert order == ["/one", "/other"] and setting() == initial
 
 
 @pytest.mark.parametrize("name", ["context", "eos_token_ids"])

@@ -11,7 +11,6 @@ from filled import nan_token
 from kept_states import empty_cache
 
 import hybridlm
-from hybridlm.openai_batch.request import CHAT, COMPLETIONS
 
 CHUNK = 5
 PROMPTS = [np.random.default_rng(i).integers(3, 90, i).tolist() for i in (1, CHUNK - 1, CHUNK, CHUNK + 1, 13)]
@@ -108,11 +107,14 @@ def test_inconsistent_input_is_refused(text_lm: hybridlm.LM) -> None:
 def test_batch_files(text_lm: hybridlm.LM, tmp_path: Path) -> None:
     prompt = "Ada has"
     bodies: list[tuple[str, dict[str, Any]]] = [
-        (COMPLETIONS, {"prompt": prompt, "max_tokens": 2, "prompt_logprobs": 1, "n": 2}),
-        (CHAT, {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1, "prompt_logprobs": 0}),
-        (COMPLETIONS, {"prompt": prompt, "max_tokens": 1}),
-        (COMPLETIONS, {"prompt": prompt, "max_tokens": 0, "echo": True, "prompt_logprobs": 1}),
-        (COMPLETIONS, {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": -1}),
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 2, "prompt_logprobs": 1, "n": 2}),
+        (
+            "/v1/chat/completions",
+            {"messages": [{"role": "user", "content": prompt}], "max_tokens": 1, "prompt_logprobs": 0},
+        ),
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 1}),
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 0, "echo": True, "prompt_logprobs": 1}),
+        ("/v1/completions", {"prompt": prompt, "max_tokens": 1, "prompt_logprobs": -1}),
     ]
     lines = [{"custom_id": str(i), "method": "POST", "url": url, "body": body} for i, (url, body) in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in lines))

@@ -20,7 +20,6 @@ from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
-from hybridlm.checkpoint.given_tensors import array_digest
 
 PROMPT = list(range(3, 40))
 PARAMETER, TENSOR = "layers.0.branches.1.inner.down_proj", "model.layers.0.mlp.down_proj.weight"
@@ -150,13 +149,6 @@ def test_the_fingerprint_depends_on_every_bit(lm: hybridlm.LM, trained: hybridlm
     moved[-1, -1] = np.nextafter(moved[-1, -1], np.float32(9))
     lm.update({PARAMETER: moved}, partial=True)
     assert lm.fingerprint not in calls and lm.text_model.origin()["model"] == lm.fingerprint
-
-
-def test_a_digest_knows_places_and_dtypes() -> None:
-    x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
-    digest = lambda x: array_digest(jnp.asarray(x)).tolist()
-    assert digest(x) == digest(x.copy()) and len(set(digest(x))) == 4
-    assert len({tuple(digest(each)) for each in (x, x[::-1], x[:, ::-1], -x, x.astype(np.float16))}) == 5
 
 
 def test_nothing_of_the_weights_as_they_were_is_used(lm: hybridlm.LM, trained: hybridlm.LM) -> None:

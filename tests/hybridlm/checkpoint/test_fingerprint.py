@@ -8,6 +8,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+import jax.numpy as jnp
 import numpy as np
 import pytest
 from gguf_checkpoint import write_gguf
@@ -23,6 +24,7 @@ from hybridlm.checkpoint import (
     open_checkpoint,
     open_directory,
 )
+from hybridlm.checkpoint.given_tensors import array_digest
 
 SIZE = 3 * fingerprint.BLOCK + 5
 """Bytes of a tensor of several blocks, with a partial last block."""
@@ -220,3 +222,10 @@ def test_a_fingerprint_is_computed_once() -> None:
         and f"{fingerprint}" == "text"
     )
     assert len(calls) == 1 and fingerprint != "other"
+
+
+def test_a_digest_knows_places_and_dtypes() -> None:
+    x = np.random.default_rng(0).normal(size=(5, 7)).astype(np.float32)
+    digest = lambda x: array_digest(jnp.asarray(x)).tolist()
+    assert digest(x) == digest(x.copy()) and len(set(digest(x))) == 4
+    assert len({tuple(digest(each)) for each in (x, x[::-1], x[:, ::-1], -x, x.astype(np.float16))}) == 5

@@ -19,7 +19,6 @@ from random_checkpoint import FAMILIES, write_random_checkpoint
 import hybridlm
 from hybridlm.devices.sharded_step import sharded
 from ir_passes import Lane, LaneContract, Pool
-from ir_passes.contract.prefix import is_entry
 
 DEVICES, EACH = 8, 2
 LANES = DEVICES * EACH
@@ -44,7 +43,11 @@ def example(lm: hybridlm.LM) -> tuple[Any, ...]:
 
 def of_lanes(contract: LaneContract) -> Any:
     """Whether each entry has lanes, or rows of them."""
-    return jax.tree.map(lambda entry: isinstance(entry, Lane | Pool), contract.inputs, is_leaf=is_entry)
+    return jax.tree.map(
+        lambda entry: isinstance(entry, Lane | Pool),
+        contract.inputs,
+        is_leaf=lambda entry: not isinstance(entry, tuple),
+    )
 
 
 def pmapped(step: Run, contract: LaneContract, args: tuple[Any, ...]) -> tuple[Run, tuple[Any, ...]]:

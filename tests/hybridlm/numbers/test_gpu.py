@@ -6,8 +6,6 @@ Then checks of the last part of scripts/check_device.py, one by one.
 from collections.abc import Callable
 from pathlib import Path
 
-import jax
-import jax.numpy as jnp
 import numpy as np
 import pytest
 from comparison import TOLERANCES, Greedy, check_greedy, check_logits, check_logprobs, padded
@@ -17,7 +15,6 @@ from reused_rows import check_reused_rows
 
 import hybridlm
 from hybridlm import demo
-from models.ops.expert_dot import block_form, expert_dot, gather_form, grouped_form
 
 pytestmark = pytest.mark.gpu
 
@@ -55,19 +52,6 @@ def test_a_sequence_has_the_same_bits_with_others() -> None:
 @pytest.mark.parametrize("name", MODELS)
 def test_rows_of_earlier_sequences_change_no_bit(name: str) -> None:
     check_reused_rows(hybridlm.load(GOLDEN / name, lanes=4, dtype="float32", chunk=8))
-
-
-@pytest.mark.parametrize("dtype", [jnp.float32, jnp.bfloat16])
-def test_expert_products_agree(dtype) -> None:
-    rng = np.random.default_rng(0)
-    x = jnp.asarray(rng.normal(size=(70, 64)), jnp.float32)
-    weight = jnp.asarray(rng.normal(size=(8, 48, 64)), dtype)
-    expert = jnp.asarray(rng.integers(0, 8, 70), jnp.int32)
-    # a narrower weight meets rounded rows
-    exact, rounded = (np.asarray(array.astype(jnp.float32), np.float64) for array in (weight, x.astype(dtype)))
-    want = np.einsum("roi,ri->ro", exact[np.asarray(expert)], rounded)
-    for form in (expert_dot, gather_form, block_form, grouped_form):
-        np.testing.assert_allclose(jax.jit(form)(x, weight, expert), want, atol=1e-3)
 
 
 def test_the_embedded_model_answers_its_stories() -> None:

@@ -1,19 +1,17 @@
 """Answered lines of an unfinished part survive a kill and are not recomputed."""
 
 import json
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 import pytest
 from model_inputs import model_inputs
 from text_checkpoint import SETTINGS
-from toy_scorer import kill_after_nine_texts, toy_model, write_lines
+from toy_scorer import answers_kept_in, kill_after_nine_texts, toy_model, write_lines
 
 import hybridlm
 from hybridlm import Event
-from hybridlm.files import finished
-from hybridlm.files.finished import FinishedTexts, finished_files
-from hybridlm.openai_batch.answers import answers
 from hybridlm.openai_batch.request import read_request
 
 INPUTS = model_inputs()
@@ -27,9 +25,9 @@ def line(name: str, prompt: list[int], **body: Any) -> dict[str, Any]:
 class SlowSession:
     """Completes one request per ten-second step, the last request first."""
 
-    def __init__(self, now: list[float]):
+    def __init__(self, now: list[float], folder: Path):
         self._now, self._waiting, self.errors = now, list[Any](), dict[int, Any]()
-        self.added = list[tuple[int, ...]]()
+        self.added, self._folder, self.written = list[tuple[int, ...]](), folder, [now[0]]
 
     def __enter__(self) -> "SlowSession":
         return self
@@ -45,7 +43,12 @@ class SlowSession:
     def busy(self) -> bool:
         return bool(self._waiting)
 
+    @property
+    def files(self) -> int:
+        return len(list(self._folder.glob("finished-*")))
+
     def step(self) -> list[Event]:
+        self.written.extend([self._now[0]] * (self.files - len(self.written) + 1))  # since the last step
         self._now[0] += 10
         request = self._waiting.pop()
         if request.prompt == (9,):
@@ -55,35 +58,27 @@ class SlowSession:
         return [Event(request.index, None, "", completion)]
 
 
-def answered(folder: Path, now: list[float], lines: list[dict[str, Any]]) -> tuple[list[Any], list[tuple[int, ...]]]:
-    """Return the answers, and the prompts that were completed for them."""
-    session: Any = SlowSession(now)
-    requests = [read_request(line, INPUTS) for line in lines]
-    with FinishedTexts(folder, 0, lambda: now[0], begun=5) as texts:
-        result = answers(toy_model(INPUTS, lambda: session, lambda texts, top: [], "toy"), requests, texts)
-    return result, session.added
+def answered(folder: Path, session: Any, lines: list[dict[str, Any]]) -> list[Any]:
+    """Return the answers of a session, which began at second 5."""
+    model = toy_model(INPUTS, lambda: session, lambda texts, top: [], "toy")
+    return answers_kept_in(folder, model, [read_request(line, INPUTS) for line in lines], lambda: session._now[0], 5)
 
 
-def test_answers_are_on_disk_within_thirty_seconds(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_answers_are_on_disk_within_thirty_seconds(tmp_path: Path) -> None:
     """After thirty seconds three of seven lines are on disk; error lines are not."""
     now = [100.0]
     lines = [line(str(i), [i + 3], n=1 + (i == 2)) for i in range(7)]  # prompt 9 is of the last line
-    written, flush = list[float](), FinishedTexts.flush
-
-    def recorded(self: FinishedTexts) -> None:
-        written.append(now[0])
-        flush(self)
-
-    monkeypatch.setattr(FinishedTexts, "flush", recorded)
-    full, added = answered(tmp_path, now, lines)
-    assert len(added) == 8 and [isinstance(answer, dict) for answer in full] == [True] * 6 + [False]
+    session = SlowSession(now, tmp_path)
+    full = answered(tmp_path, session, lines)
+    assert len(session.added) == 8 and [isinstance(answer, dict) for answer in full] == [True] * 6 + [False]
     assert full[2]["created"] == 5 and [choice["index"] for choice in full[2]["choices"]] == [0, 1]
-    assert max(second - first for first, second in zip([100.0, *written], written, strict=False)) <= 30
-    assert finished.KEPT_EVERY < 30
+    written = [*session.written, *[now[0]] * (session.files - len(session.written) + 1)]
+    assert len(written) > 3 and max(second - first for first, second in pairwise(written)) <= 30
 
-    repeat, added = answered(tmp_path, now, lines)
+    session = SlowSession(now, tmp_path)
+    repeat = answered(tmp_path, session, lines)
     # The eighth step ended line 0; its file, of 20 seconds after the last one, has every line but the failed one.
-    assert added == [(9,)] and repeat[:6] == full[:6]
+    assert session.added == [(9,)] and repeat[:6] == full[:6]
 
 
 def test_a_line_that_is_alone_is_written_while_others_run(tmp_path: Path) -> None:
@@ -94,16 +89,13 @@ def test_a_line_that_is_alone_is_written_while_others_run(tmp_path: Path) -> Non
         def step(self) -> list[Event]:
             if len(self._waiting) == 1 and self._now[0] < 60:
                 self._now[0] += 10
-                assert self._now[0] <= 40 or finished_files(tmp_path)
+                assert self._now[0] <= 40 or self.files
                 return []
             return super().step()
 
-    session: Any = LongSession(now)
-    requests = [read_request(line(str(i), [i + 3]), INPUTS) for i in range(2)]
-    model = toy_model(INPUTS, lambda: session, lambda texts, top: [], "toy")
-    with FinishedTexts(tmp_path, 0, lambda: now[0]) as texts:
-        assert len(answers(model, requests, texts)) == 2
-    assert len(finished_files(tmp_path)) >= 1 and now[0] >= 60
+    session = LongSession(now, tmp_path)
+    assert len(answered(tmp_path, session, [line(str(i), [i + 3]) for i in range(2)])) == 2
+    assert session.files >= 1 and now[0] >= 60
 
 
 @pytest.mark.slow

@@ -7,12 +7,12 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from traced_operations import traced_operations
 
 from hybridlm.sampling import filter_cutoffs as module
 from hybridlm.sampling.filter_cutoffs import KERNEL, MIN_VOCAB, ordered
 from hybridlm.sampling.sampling import FILTERED, SAMPLED, Sampling, kept_by_filters, sample_tokens
 from ir_passes import Lane, LaneContract, Note, Shared, prove_isolation
-from ir_passes.jaxpr import ir
 from models import Devices
 
 LANES = 60
@@ -105,10 +105,8 @@ def test_a_vocabulary_has_many_instances(lanes: int) -> None:
     vector = np.ones(lanes, np.float32)
     settings = vector, vector, vector.astype(np.int32), vector
     run = partial(module.filter_cutoffs, devices=KERNELS)
-    program = jax.make_jaxpr(run)(jax.ShapeDtypeStruct((lanes, 248_320), np.float32), *settings)
-    grids = {
-        eqn.params["grid_mapping"].grid for eqn in ir.all_eqns(program.jaxpr) if eqn.primitive.name == "pallas_call"
-    }
+    operations = traced_operations(run, jax.ShapeDtypeStruct((lanes, 248_320), np.float32), *settings)
+    grids = {item.params["grid_mapping"].grid for item in operations if item.name == "pallas_call"}
     assert grids == {(lanes, 64)}
 
 

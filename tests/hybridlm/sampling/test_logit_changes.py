@@ -11,7 +11,7 @@ from paged_shapes import compiled_steps
 
 import hybridlm
 from hybridlm import SamplingParams
-from hybridlm.sampling.logit_changes import changed_logits
+from hybridlm.sampling.logit_changes import changed_logits, mask_words, masked_logits, only_allowed
 from ir_passes import IsolationError
 
 PROMPT = "Once upon a time, once upon"
@@ -210,3 +210,24 @@ def test_processors_of_transformers(text_lm: hybridlm.LM) -> None:
             scores = process(history, scores)
         np.testing.assert_array_equal(changed[1], scores.numpy()[0])
         np.testing.assert_array_equal(changed[0], logits[0])
+
+
+def bits(row: np.ndarray) -> set[int]:
+    return set(np.flatnonzero(np.unpackbits(row.view(np.uint8), bitorder="little")).tolist())
+
+
+@pytest.mark.parametrize("vocab", [31, 32, 97])
+def test_masks_of_logits(vocab: int) -> None:
+    rng = np.random.default_rng(vocab)
+    logits = rng.normal(size=(3, vocab)).astype(np.float32)
+    logits[1, 5] = np.nan
+    mask = rng.integers(0, 2**32, (3, mask_words(vocab)), dtype=np.uint32)
+    mask[1] = 0
+    masked = np.array(masked_logits(jnp.asarray(logits), mask))
+    for row in range(3):
+        allowed = np.array([token in bits(mask[row]) for token in range(vocab)])
+        np.testing.assert_array_equal(masked[row], np.where(allowed | np.isnan(logits[row]), logits[row], -np.inf))
+    tokens = jnp.array([int(np.argmax(masked[0])), vocab, 0], jnp.int32)
+    masked[2] = -np.inf
+    checked = only_allowed(tokens, jnp.asarray(masked), vocab + 1)
+    assert checked.tolist() == [int(tokens[0]), vocab, vocab + 1]

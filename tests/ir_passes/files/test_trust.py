@@ -1,6 +1,7 @@
 """Files that another user could have written are neither read nor written."""
 
 import os
+import pickle
 import stat
 from collections.abc import Callable
 from pathlib import Path
@@ -163,3 +164,9 @@ def test_root_may_own_parents_and_not_the_folder(tmp_path: Path, monkeypatch: py
     monkeypatch.setattr(trust.os, "fstat", lambda descriptor: of_root(fstat(descriptor)))
     with pytest.raises(UntrustedError, match="belongs to user 0"):
         store.require_file("one", 9)
+
+
+def test_the_error_survives_pickling() -> None:
+    error = UntrustedError(Path("store"), "belongs to user 5", "chown it", folder=True)
+    other = pickle.loads(pickle.dumps(error))
+    assert type(other) is UntrustedError and str(other) == str(error)

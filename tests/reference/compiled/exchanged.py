@@ -9,7 +9,7 @@ from math import prod
 from typing import NamedTuple
 
 from hybridlm.families import AttentionConfig, BranchConfig, MoeConfig
-from ir_passes.jaxpr.collectives import Collective
+from ir_passes.jaxpr.collectives import Collective, bytes_sent
 from models import DecoderConfig
 from models.decoder.decoder import Wrapped
 from models.decoder.parallel import ParallelConfig
@@ -62,8 +62,8 @@ def by_hand(
     return Counter({item: count for item, count in mapping.items() if item.devices > 1})
 
 
-def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, list[Collective]]:
-    """Collectives of a layer with split experts, in both ways, without drops.
+def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, int]:
+    """Bytes that a device sends in a layer with split experts, in both ways, without drops.
 
     Args:
         devices: that have experts, of whatever number.
@@ -81,7 +81,8 @@ def ways_of_experts(devices: int, tokens: int, numbers: int) -> dict[str, list[C
 
     piece = -(-tokens // devices)
     sent = exchange("all_to_all", devices * piece)
-    return {"sum": [exchange("psum", tokens)], "sent": [sent, sent, exchange("all_gather", piece)]}
+    ways = {"sum": [exchange("psum", tokens)], "sent": [sent, sent, exchange("all_gather", piece)]}
+    return {way: bytes_sent(collectives) or 0 for way, collectives in ways.items()}
 
 
 def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int, dtype: str = "float32") -> Collective:

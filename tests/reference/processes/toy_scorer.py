@@ -18,7 +18,8 @@ import numpy as np
 import hybridlm
 from hybridlm import FileOptions
 from hybridlm.engine.inputs import Inputs
-from hybridlm.files.finished import finished_files
+from hybridlm.files.finished import FinishedTexts, finished_files
+from hybridlm.openai_batch.answers import answers
 from hybridlm.openai_batch.batch_task import batch_rows
 from hybridlm.requests.results import first_not_finite
 from hybridlm.score_files.run_file import run_file
@@ -133,3 +134,11 @@ def kill_after_nine_texts(model: str | Path | None, source: Path, output: Path, 
     killed = subprocess.run([*map(str, command)], env=environment, capture_output=True, text=True)
     assert killed.returncode == -signal.SIGKILL, killed.stderr
     assert len(finished_files(output.with_name(f"{output.name}.parts"))) == 9
+
+
+def answers_kept_in(
+    folder: Path, model: Any, requests: Sequence[Any], clock: Callable[[], float], begun: int = 0
+) -> list[Any]:
+    """Answers of lines of a batch file, kept in a folder every few seconds of this clock."""
+    with FinishedTexts(folder, 0, clock, begun) as texts:
+        return answers(model, requests, texts)

@@ -8,12 +8,12 @@ from itertools import pairwise
 from pathlib import Path
 
 import pytest
-import regex
 
 from hybridlm.text import Tokenizer
 from hybridlm.text.tiktoken_file import MAX_PIECE, MAX_RUN, RESERVED, WORDS
 
 pytestmark = pytest.mark.oracle
+regex = pytest.importorskip("regex", reason="comes with transformers")
 PATTERN = regex.compile("|".join(WORDS), flags=regex.V1)
 TEXT = (
     "Ada has the green kite's 123 456. Ben's ball don't we'll naïve 中文中文漢字 हिन्दी ก้อน DON'T fooBar 中文abc\n\n  x "

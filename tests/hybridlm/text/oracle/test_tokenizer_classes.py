@@ -11,9 +11,8 @@ from tokenizers import AddedToken, Regex, decoders, models, normalizers, pre_tok
 
 from hybridlm.checkpoint import CheckpointError
 from hybridlm.text import Tokenizer
-from hybridlm.text.tokenizer_classes import DEFAULTS, NOT_BUILT
+from hybridlm.text.tokenizer_classes import DEFAULTS, NOT_BUILT, PLAIN
 from models import FAMILIES
-from models.families.tokenizers import CORRECTED, PLAIN, REGISTERED
 
 pytestmark = [pytest.mark.oracle, pytest.mark.filterwarnings("ignore::UserWarning")]
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
@@ -177,7 +176,7 @@ def test_the_way_to_convert_that_is_told_works(tmp_path: Path) -> None:
 
 
 def test_tables_match_transformers() -> None:
-    """Tables of classes: those using tokenizer.json directly, and each family's class."""
+    """Classes that use tokenizer.json directly; tests/models/families has those of each family."""
     import transformers
     from transformers.models.auto import tokenization_auto as auto
     from transformers.tokenization_utils_tokenizers import TokenizersBackend
@@ -193,8 +192,3 @@ def test_tables_match_transformers() -> None:
             other.add(name)
     helpers = {"AutoTokenizer", "BasicTokenizer", "CharacterTokenizer", "MecabTokenizer", "WordpieceTokenizer"}
     assert other - helpers - {"PreTrainedTokenizer", "MistralCommonBackend", *DEFAULTS} == NOT_BUILT
-    kinds = {kind for kind in MODEL_TYPES if kind is not None}
-    assert {
-        kind: auto.TOKENIZER_MAPPING_NAMES[kind] for kind in kinds & auto.TOKENIZER_MAPPING_NAMES.keys()
-    } == REGISTERED
-    assert set(CORRECTED) == kinds & auto.MODELS_WITH_INCORRECT_HUB_TOKENIZER_CLASS

@@ -279,3 +279,72 @@ def test_upward_imports_and_circles_are_seen():
     assert not upward("models", [("models.families.qwen", "models.state.state", "here")])
     assert circle(within("a", [("a.b.c", "a.d", "here"), ("a.d", "a.b.e", "here")]))
     assert circle({("a", "b"), ("b", "c"), ("c", "a")}) and not circle({("a", "b"), ("a", "c"), ("b", "c")})
+
+
+PUBLIC_MODULES = {
+    "hybridlm.errors", "hybridlm.evals", "hybridlm.families", "hybridlm.pictures", "hybridlm.ray",
+}  # fmt: skip
+"""Modules that the docs name by their path; all other public names are those of a package's `__init__`."""
+UNCHECKED = ("ir_passes", "models")
+"""Folders of tests that are still to be changed."""
+
+
+def offered(package: Path) -> set[str]:
+    """Names that the `__init__` of a folder has, which hide modules of the same name."""
+    names = set()
+    for node in ast.walk(ast.parse((package / "__init__.py").read_text())):
+        if isinstance(node, ast.ImportFrom):
+            names |= {alias.asname or alias.name for alias in node.names}
+    return names
+
+
+def foreign(test: Path, tree: ast.AST) -> list[str]:
+    """Imports of modules inside our packages from another folder than that of the test, or one around it.
+
+    Args:
+        test: path of the test below tests/.
+    """
+    home, faults = test.parent.parts, []
+    for node in ast.walk(tree):
+        if isinstance(node, ast.Import):
+            modules = [alias.name for alias in node.names]
+        elif isinstance(node, ast.ImportFrom) and node.module:
+            package = ROOT.joinpath(*node.module.split("."))
+            inner = {alias.name for alias in node.names if (package / f"{alias.name}.py").exists()}
+            inner -= offered(package) if inner else set()
+            modules = [node.module, *(f"{node.module}.{name}" for name in sorted(inner))]
+        else:
+            continue
+        for module in modules:
+            *folder, name = module.split(".")
+            is_module = ROOT.joinpath(*folder, f"{name}.py").exists()
+            public = module in PUBLIC_MODULES or folder == ["hybridlm", "compiler"]
+            if folder and folder[0] in OURS and is_module and not public and home[: len(folder)] != tuple(folder):
+                faults.append(f"tests/{test}:{node.lineno}: {module}")
+    return faults
+
+
+def test_tests_import_public_names_or_belong_to_the_module():
+    """Support modules (tests/reference) and conftest.py may import everything: they do what many tests want done."""
+    tests = [path.relative_to(ROOT / "tests") for path in sorted((ROOT / "tests").rglob("test_*.py"))]
+    tests = [path for path in tests if path.parts[0] not in UNCHECKED]
+    faults = [fault for path in tests for fault in foreign(path, ast.parse((ROOT / "tests" / path).read_text()))]
+    assert len(tests) > 200
+    assert not faults, (
+        "test the same through public names, move the test into the folder of the module, or let a function of "
+        "tests/reference do it:\n" + "\n".join(faults)
+    )
+
+
+@pytest.mark.parametrize(("test", "source", "count"), [
+    ("hybridlm/rows/test_x.py", "from hybridlm.rows.pool import RowPool", 0),
+    ("hybridlm/rows/inner/test_x.py", "from hybridlm.rows import pool", 0),
+    ("hybridlm/test_x.py", "from hybridlm.rows.pool import RowPool", 1),
+    ("hybridlm/engine/test_x.py", "from hybridlm.rows import pool", 1),
+    ("hybridlm/engine/test_x.py", "def f():\n    import ir_passes.proof.lane_proof", 1),
+    ("hybridlm/engine/test_x.py", "from hybridlm.compiler.host import Slot\nfrom hybridlm.evals import HybridLM", 0),
+    ("hybridlm/engine/test_x.py", "from hybridlm import demo\nfrom hybridlm.quantised import contradictions", 0),
+    ("test_x.py", "from hybridlm import loading", 1),
+])  # fmt: skip
+def test_foreign_imports_are_seen(test: str, source: str, count: int):
+    assert len(foreign(Path(test), ast.parse(source))) == count

@@ -17,7 +17,6 @@ import hybridlm
 from hybridlm import Completion, GrammarError, SamplingParams
 from hybridlm.grammars import Grammars, GrammarState, grammar_text, token_masks
 from hybridlm.sampling import FILTERED, Sampling, sample_tokens
-from hybridlm.sampling.logit_changes import mask_words
 from ir_passes import IsolationError
 
 PROMPT = "Once upon a time, once upon"
@@ -34,6 +33,11 @@ FORMS: list[dict[str, Any]] = [
     {"json": OBJECT, "disable_any_whitespace": True},
     {"grammar": 'start: "<" WORD ("," WORD){1,2} ">"\nWORD: /[p-z]{1,4}/'},
 ]
+
+
+def mask_words(vocab: int) -> int:
+    """Words of a mask: one for 32 tokens."""
+    return -(-vocab // 32)
 
 
 def follows(text: str | None, form: Mapping[str, Any]) -> bool:
@@ -186,7 +190,7 @@ def test_drafts_end_where_the_grammar_does_not_allow_them(text_lm: hybridlm.LM) 
     state = grammars(text_lm).state(grammar_text({"regex": "ab(c|d)e"}), [], [], None)
     a, b, c, e = ids(text_lm, "abce")
     assert [state.allowed(tokens) for tokens in ([a, b, c, e], [a, b, e], [b], [])] == [4, 2, 0, 0]
-    masks = np.full((5, -(-97 // 32)), 0xFFFFFFFF, np.uint32)
+    masks = np.full((5, mask_words(97)), 0xFFFFFFFF, np.uint32)
     state.fill(masks, (a, b, c, c))
     assert [sorted(bits(row)) for row in masks[:4]] == [[a], [b], sorted(ids(text_lm, "cd")), [e]]
     # Probing has changed nothing.

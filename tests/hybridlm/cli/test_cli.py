@@ -19,16 +19,15 @@ from typing import Any
 
 import jax
 import pytest
-from command_line import load_in_commands
+from command_line import load_in_commands, run_command
 from paged_shapes import compiled_steps
 from text_checkpoint import SETTINGS, write_text_checkpoint
-from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import Event, demo
 from hybridlm.cli import demo as cli_demo
 from hybridlm.cli import generate, options
-from hybridlm.cli.main import app, main
+from hybridlm.cli.main import main
 from hybridlm.demo import story
 from hybridlm.text import Tokenizer
 
@@ -50,20 +49,14 @@ def lm(loaded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     return loaded
 
 
-def run(*arguments: str | Path, stdin: str | bytes | None = None) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments], input=stdin)
-
-
 def printed(*arguments: str | Path, stdin: str | bytes | None = None) -> str:
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == 0, result.output
-    return result.stdout
+    return run_command(*arguments, stdin=stdin).stdout
 
 
 def refused(*arguments: str | Path, stdin: str | bytes | None = None, status: int = 1) -> str:
     """The message of a command that fails; nothing on standard output, no traceback."""
-    result = run(*arguments, stdin=stdin)
-    assert result.exit_code == status and result.stdout == "", result.output
+    result = run_command(*arguments, stdin=stdin, code=status)
+    assert result.stdout == ""
     assert "Traceback" not in result.stderr
     return result.stderr
 
@@ -99,13 +92,13 @@ def test_several_prompts(lm: hybridlm.LM):
 @pytest.mark.slow
 def test_a_drawn_seed_is_shown_and_repeats_the_run(lm: hybridlm.LM):
     sampled = (*GENERATE, "--temperature", "1.5", "--max-tokens", "9", "--ignore-eos", "Ada")
-    first = run(*sampled)
+    first = run_command(*sampled)
     seed = re.search(r"^seed: (\d+)", first.stderr, re.MULTILINE)
     assert seed is not None and printed(*sampled, "--seed", seed[1]) == first.stdout
     (row,) = rows(printed(*sampled, "--json"))
     (repeated,) = rows(printed(*sampled, "--json", "--seed", row["seed"]))
     assert repeated == row and row["seed"] != int(seed[1])
-    assert "seed:" not in run(*GENERATE, "Ada", "--max-tokens", "1").stderr
+    assert "seed:" not in run_command(*GENERATE, "Ada", "--max-tokens", "1").stderr
 
 
 def test_json(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -368,8 +361,8 @@ def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert "gpt2" in refused("generate", "--model", tmp_path, "A")
     assert "expected config.json" in refused("score", "--model", tmp_path.parent, "in.jsonl", "out.jsonl")
-    result = run("generate", "--model", tmp_path, "--debug", "A")
-    assert result.exit_code == 1 and isinstance(result.exception, ValueError)
+    with pytest.raises(ValueError):
+        run_command("generate", "--model", tmp_path, "--debug", "A")
 
 
 @pytest.mark.filterwarnings("always::UserWarning")
@@ -379,7 +372,7 @@ def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
         (tmp_path / file.name).write_bytes(file.read_bytes())
     config = json.loads((checkpoint / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"unheard_of": 1}))
-    result = run("generate", "--model", tmp_path, "--context", "16", "x" * 17)
+    result = run_command("generate", "--model", tmp_path, "--context", "16", "x" * 17, code=1)
     warning, error = result.stderr.splitlines()
     assert warning.startswith(f"warning: {tmp_path}: config.json has fields") and warning.endswith("unheard_of")
     assert error.startswith("error: prompts[0]: has 17 tokens")
@@ -395,8 +388,8 @@ def interrupted(count: int) -> Callable[..., Iterator[Event]]:
 
 def test_interrupt_keeps_the_text(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(hybridlm.LM, "stream", interrupted(3))
-    result = run(*GENERATE, "A")
-    assert (result.exit_code, result.stdout, result.stderr) == (130, "word0 word1 word2 \n", "")
+    result = run_command(*GENERATE, "A", code=130)
+    assert (result.stdout, result.stderr) == ("word0 word1 word2 \n", "")
 
 
 @pytest.mark.parametrize("error", [KeyboardInterrupt(), hybridlm.NumericalError("request 0", 5)], ids=["ctrl-c", "nan"])
@@ -412,8 +405,8 @@ def test_what_is_finished_is_printed_before_the_end(
         raise error
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    result = run(*GENERATE, *form, "A", "B", "C", "D")
-    assert result.exit_code == (130 if isinstance(error, KeyboardInterrupt) else 1)
+    code = 130 if isinstance(error, KeyboardInterrupt) else 1
+    result = run_command(*GENERATE, *form, "A", "B", "C", "D", code=code)
     assert "2 of 4 completions were finished and are printed" in result.stderr
     if form:
         assert [(row["prompt"], row["text"]) for row in rows(result.stdout)] == [(1, "text 1"), (3, "text 3")]
@@ -435,8 +428,8 @@ def test_completions_that_the_context_cuts_are_named(lm: hybridlm.LM, monkeypatc
         ([("length", 0), ("length", 5)], "warning: 2 completions, the first of prompt 1, end before --max-tokens"),
     ):
         ends[:] = values
-        result = run(*GENERATE, "A", "B")
-        assert result.exit_code == 0 and result.stderr.startswith(message) and bool(result.stderr) == bool(message)
+        result = run_command(*GENERATE, "A", "B")
+        assert result.stderr.startswith(message) and bool(result.stderr) == bool(message)
 
 
 ENDLESS = """
@@ -500,8 +493,7 @@ def test_warmup_fails_where_a_step_is_not_kept(stored: bool, lm: hybridlm.LM, mo
     }
     monkeypatch.setattr(lm.engine.programs, "origins", origins)
     monkeypatch.setattr(lm, "warmup", lambda every_bucket: {})
-    result = run("warmup", "-m", "tiny")
-    assert result.exit_code == (0 if stored else 1)
+    result = run_command("warmup", "-m", "tiny", code=0 if stored else 1)
     assert len(result.stderr.splitlines()) == (0 if stored else 1)
 
 
@@ -531,8 +523,8 @@ def test_score(lm: hybridlm.LM, tmp_path: Path):
     (tmp_path / "in.jsonl").write_text(
         '{"id": "a", "text": "Ada"}\n{"id": "b", "token_ids": [97]}\n{"text": "Ben"}\n{"text": "Bo"}\n'
     )
-    result = run("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl")
-    assert result.exit_code == 3 and result.stdout == ""
+    result = run_command("score", "-m", "tiny", tmp_path / "in.jsonl", tmp_path / "out.jsonl", code=3)
+    assert result.stdout == ""
     assert "3 texts of 8 tokens" in result.stderr and "1 rows have an error" in result.stderr
     results = rows((tmp_path / "out.jsonl").read_text())
     assert results[0]["sum_logprob"] == lm.score(["Ada", "Ben", "Bo"])[0].sum_logprob
@@ -577,16 +569,16 @@ def test_demo_sees_a_leak(embedded: hybridlm.LM):
         return jax.tree.map(lambda pool: pool[jax.numpy.array([1, 2, 0])] if len(pool) == 3 else pool, pools)
 
     embedded.engine.after_step = swap
-    result = run("demo")
-    assert result.exit_code == 1 and result.stdout.count("NO") == 3
+    result = run_command("demo", code=1)
+    assert result.stdout.count("NO") == 3
     assert result.stderr == "error: 3 of 3 answers differ between the batch and alone\n"
 
 
 def test_demo_refuses_wrong_answers(embedded: hybridlm.LM, monkeypatch: pytest.MonkeyPatch):
     """Wrong answers are refused although they are equal."""
     monkeypatch.setattr(cli_demo, "MIN_RIGHT", 2)
-    result = run("demo")
-    assert result.exit_code == 1 and "all 3 answers are equal" in result.stdout
+    result = run_command("demo", code=1)
+    assert "all 3 answers are equal" in result.stdout
     assert result.stderr.startswith("error: 0 of 3 answers are right, expected at least 2: ")
 
 
@@ -601,8 +593,8 @@ def test_batch(lm: hybridlm.LM, tmp_path: Path):
     bodies = [{"prompt": ["Ada has", "B", "Ben has"], "max_tokens": 6, "temperature": 0}, {"prompt": "x", "tools": 1}]
     lines = [{"custom_id": str(i), "method": "POST", "url": "/v1/completions", "body": b} for i, b in enumerate(bodies)]
     (tmp_path / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in lines))
-    result = run("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl")
-    assert result.exit_code == 3 and result.stdout == "", result.output
+    result = run_command("batch", "-m", "tiny", "-i", tmp_path / "in.jsonl", "-o", tmp_path / "out.jsonl", code=3)
+    assert result.stdout == ""
     assert "1 responses" in result.stderr and "1 of 2 lines have an error" in result.stderr
     assert "  line 2: tools: is supported only with" in result.stderr
     # Lines of progress where standard error is no terminal.
@@ -670,10 +662,10 @@ def test_eval_keeps_an_older_file_where_the_new_one_does_not_fit(
     limits = resource.getrlimit(resource.RLIMIT_FSIZE)
     resource.setrlimit(resource.RLIMIT_FSIZE, (3000, limits[1]))
     try:
-        failed = run(*command)
+        failed = run_command(*command, code=1)
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
-    assert failed.exit_code == 1 and failed.stderr.startswith(f"error: {output}: File too large"), failed.output
+    assert failed.stderr.startswith(f"error: {output}: File too large"), failed.output
     assert failed.stdout == "|table|\n", "the figures are shown in any case"
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"] and output.read_text() == "older"
     assert printed(*command) == "|table|\n" and json.loads(output.read_text()) == results

@@ -9,13 +9,11 @@ from typing import Any
 import numpy as np
 import pyarrow.parquet as pq
 import pytest
-from command_line import give_classifier, load_in_commands
+from command_line import give_classifier, load_in_commands, run_command
 from text_checkpoint import SETTINGS
-from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.cli import options
-from hybridlm.cli.main import app
 
 TEXTS = ["Ada has the kite.", "Ben", "", "Where is it?"]
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
@@ -31,10 +29,6 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     return text_lm
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def lines(path: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in path.read_text().splitlines()]
 
@@ -42,8 +36,8 @@ def lines(path: Path) -> list[dict[str, Any]]:
 def test_embed_lines_of_text(lm: hybridlm.LM, tmp_path: Path) -> None:
     (tmp_path / "in.txt").write_bytes("\r\n".join(TEXTS).encode() + b"\n\xff\n\n")
     arguments = ("embed", "-m", "tiny", "--pooling", "mean", "--as-it-is", tmp_path / "in.txt")
-    result = run(*arguments, tmp_path / "out.parquet")
-    assert result.exit_code == 3 and "3 texts of" in result.stderr, result.output
+    result = run_command(*arguments, tmp_path / "out.parquet", code=3)
+    assert "3 texts of" in result.stderr
     actual = pq.read_table(tmp_path / "out.parquet").to_pylist()
     errors = [row["error"] for row in actual]
     assert [error is None for error in errors] == [True, True, False, True, False]
@@ -51,13 +45,13 @@ def test_embed_lines_of_text(lm: hybridlm.LM, tmp_path: Path) -> None:
     vectors = np.array([row["embedding"] for row in actual if row["error"] is None], np.float32)
     expected = lm.embed([text for text in TEXTS if text], pooling="mean", normalised=False)
     np.testing.assert_allclose(vectors, expected, rtol=1e-5, atol=1e-5)
-    assert run(*arguments, "--pooling", "cls", tmp_path / "x.jsonl").exit_code == 1
+    run_command(*arguments, "--pooling", "cls", tmp_path / "x.jsonl", code=1)
 
 
 def test_rewards_are_no_classes(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     give_classifier(monkeypatch, lm, np.ones((1, lm.config.hidden_size), np.float32), "reward")
     (tmp_path / "in.txt").write_text("Ada\n")
-    assert run("classify", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl").exit_code == 0
+    run_command("classify", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl")
     (row,) = lines(tmp_path / "out.jsonl")
     assert row == {"id": None, "logits": lm.classify(["Ada"]).logits[0].tolist()}
 
@@ -76,8 +70,7 @@ def test_divergence(
     (tmp_path / "in.txt").write_text("\n".join([*TEXTS, "A", "x" * 300]))
     output = tmp_path / f"out{ending}"
     arguments = ("divergence", "-m", "plain", "--other", "changed", "--window", "2", tmp_path / "in.txt", output)
-    result = run(*arguments)
-    assert result.exit_code == 3, result.output
+    result = run_command(*arguments, code=3)
     actual = lines(output) if ending == ".jsonl" else pq.read_table(output).to_pylist()
     good = [text for text in [*TEXTS, "A"] if text]
     expected = text_lm.divergence(other, good)
@@ -107,10 +100,9 @@ def test_rows_anywhere_share_their_prefixes(lm: hybridlm.LM, tmp_path: Path, com
     other = ("--other", "tiny") if command == "divergence" else ()
     arguments = (command, "-m", "tiny", *other, "--window", "3", tmp_path / "in.jsonl")
     sorted_, plain = (
-        run(*arguments, tmp_path / name, *options)
+        run_command(*arguments, tmp_path / name, *options)
         for name, options in (("sorted.jsonl", ()), ("plain.jsonl", ("--sort-window", "0")))
     )
-    assert sorted_.exit_code == plain.exit_code == 0, sorted_.output
     assert (tmp_path / "sorted.jsonl").read_bytes() == (tmp_path / "plain.jsonl").read_bytes()
     saved = [
         int(match[1].replace(",", "")) if (match := re.search(r"([\d,]+) tokens of common prefixes", i.stderr)) else 0

@@ -14,14 +14,13 @@ from typing import Any
 
 import numpy as np
 import pytest
-from command_line import give_classifier, load_in_commands
+from command_line import give_classifier, load_in_commands, run_command
 from stopped_runs import stop_after_parts
-from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm import Event
 from hybridlm.cli import generate
-from hybridlm.cli.main import app, main
+from hybridlm.cli.main import main
 from hybridlm.cli.signals import Ended, ended_by_signals
 
 QUESTIONS = {"tone": {"type": "choice", "instructions": "Tone?", "criteria": {"calm": None, "pushy": None}}}
@@ -47,10 +46,6 @@ def lm(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> hybridlm.LM:
     return text_lm
 
 
-def run(*arguments: str | Path) -> Result:
-    return CliRunner().invoke(app, [str(argument) for argument in arguments])
-
-
 def command(name: str, folder: Path) -> list[str | Path]:
     settings = REQUESTS if name == "decide" else ROWS
     (folder / "in.jsonl").write_text("".join(json.dumps(row) + "\n" for row in settings))
@@ -71,26 +66,23 @@ def test_files(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch,
     try:
         with monkeypatch.context() as patch:
             stop_after_parts(patch, act=lambda: os.kill(os.getpid(), number))
-            result = run(*arguments)
+            result = run_command(*arguments, code=128 + number)
     finally:
         signal.signal(signal.SIGINT, handler)
-    assert result.exit_code == 128 + number, result.output
     unit = "lines" if name == "batch" else "rows"
     *ended, saved = result.stderr.splitlines()
     assert f"3 {unit} are kept in {tmp_path / 'out.jsonl.parts'}: the same command continues" in saved
     assert number == signal.SIGINT or f"ended by {number.name}" in ended
     assert signal.getsignal(number) in (signal.SIG_DFL, handler)
-    repeat = run(*arguments)
-    assert (
-        repeat.exit_code == (3 if name == "batch" else 0) and len((tmp_path / "out.jsonl").read_text().split("\n")) == 8
-    )
+    repeat = run_command(*arguments, code=3 if name == "batch" else 0)
+    assert len((tmp_path / "out.jsonl").read_text().split("\n")) == 8
     assert "3 rows were done by an earlier run" in repeat.stderr or name == "batch"
 
 
 def test_nothing_is_kept_before_the_first_part(lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     stop_after_parts(monkeypatch, 0, lambda: os.kill(os.getpid(), signal.SIGTERM))
-    result = run(*command("score", tmp_path))
-    assert result.exit_code == 143 and result.stderr.splitlines()[-2:] == [
+    result = run_command(*command("score", tmp_path), code=143)
+    assert result.stderr.splitlines()[-2:] == [
         "ended by SIGTERM", "no rows are kept: the same command begins again"
     ]  # fmt: skip
 
@@ -146,8 +138,8 @@ def test_an_interrupted_write_is_not_repeated(lm: hybridlm.LM, monkeypatch: pyte
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
     monkeypatch.setattr(generate, "sys", SimpleNamespace(stdout=Interrupted(), stdin=sys.stdin, stderr=sys.stderr))
-    result = run("generate", "-m", "tiny", "A", "B", "C")
-    assert result.exit_code == 130 and printed == texts[:2]
+    result = run_command("generate", "-m", "tiny", "A", "B", "C", code=130)
+    assert printed == texts[:2]
     assert result.stderr.splitlines() == ["2 of 3 completions were finished and are printed"]
 
 
@@ -157,8 +149,8 @@ def test_generate(lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
         os.kill(os.getpid(), signal.SIGTERM)
 
     monkeypatch.setattr(hybridlm.LM, "stream", events)
-    result = run("generate", "-m", "tiny", "A", "B")
-    assert result.exit_code == 143 and result.stdout == "==> prompt 2 <==\ntext 1\n"
+    result = run_command("generate", "-m", "tiny", "A", "B", code=143)
+    assert result.stdout == "==> prompt 2 <==\ntext 1\n"
     assert result.stderr.splitlines() == ["ended by SIGTERM", "1 of 2 completions were finished and are printed"]
 
 
@@ -186,8 +178,7 @@ def test_outputs_that_are_streams_are_refused(lm: hybridlm.LM, tmp_path: Path) -
                 ("decide", source, name), ("divergence", "--other", "x", source, name),
                 ("batch", "-i", source, "-o", name), ("bench", "--json", name), ("inspect", "--html", name),
             ):  # fmt: skip
-                result = run(arguments[0], "-m", "tiny", *arguments[1:])
-                assert result.exit_code == 1, result.output
+                result = run_command(arguments[0], "-m", "tiny", *arguments[1:], code=1)
                 assert result.stderr.startswith(f"error: {name}: expected a regular file"), result.stderr
     finally:
         os.close(reading)

@@ -91,7 +91,7 @@ def test_split_and_fused_projections_of_other_frameworks(tmp_path: Path, modules
     base = write_random_checkpoint("dense_base", tmp_path / "base", **FAMILIES["dense_base"])
     tensors = load_file(base / "model.safetensors")
     _, _, config = open_model(base)
-    mixer = next(mixer for mixer, _ in config.layers if hasattr(mixer, "key_heads"))
+    mixer: Any = next(mixer for mixer, _ in config.layers if hasattr(mixer, "key_heads"))
     keys, values, heads = mixer.key_heads * mixer.key_size, mixer.value_width, mixer.value_heads
     places = {
         "in_proj_q": {"in_proj_qkv": slice(0, keys)},

@@ -11,7 +11,7 @@ import pytest
 from decoder_lanes import layer_by_layer
 from disturbed_lanes import step_shape
 from named_states import states_by_place
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm

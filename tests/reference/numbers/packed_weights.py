@@ -54,7 +54,7 @@ def weight_of(
     )
 
 
-def packed_names(params: Mapping[str, Any]) -> list[str]:
+def packed_names(params: Mapping[Any, Any]) -> list[Any]:
     """Return the names of the parameters that hold codes."""
     return [name for name, array in params.items() if isinstance(array, QuantisedWeight)]
 

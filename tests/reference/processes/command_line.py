@@ -4,8 +4,7 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from click.testing import Result
-from typer.testing import CliRunner
+from typer.testing import CliRunner, Result
 
 import hybridlm
 from hybridlm.checkpoint.classifier import Classifier

@@ -30,8 +30,6 @@ def record_calls(patch: pytest.MonkeyPatch, path: str) -> list[Call]:
     return calls
 
 
-def plant_fault(
-    patch: pytest.MonkeyPatch, path: str, faulty: Callable[[Callable[..., Any]], Callable[..., Any]]
-) -> None:
+def plant_fault(patch: pytest.MonkeyPatch, path: str, faulty: Callable[[Any], Any]) -> None:
     """Replace a function by what `faulty` makes of it."""
     patch.setattr(path, faulty(pkgutil.resolve_name(path)))

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from command_line import load_in_commands, run_command
-from recorded_calls import record_calls
+from patched_functions import record_calls
 from text_checkpoint import SETTINGS, write_text_checkpoint
 
 import hybridlm

@@ -13,7 +13,7 @@ import pytest
 import tokenizers
 from decision_checkpoint import TOGETHER, write_jev
 from filled import nan_token
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm

@@ -7,9 +7,9 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import pytest
+from patched_functions import record_calls
 from planned_engines import planned_engine
 from published import PUBLISHED
-from recorded_calls import record_calls
 
 from hybridlm.families import LaneInfo, Recurrent, put_rows, take_rows
 

@@ -11,7 +11,7 @@ import pydantic
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 
 import hybridlm
 from hybridlm import Completion, GrammarError, SamplingParams

@@ -13,7 +13,7 @@ import jax
 import numpy as np
 import pytest
 from message_store import MemoryStore
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm

@@ -9,8 +9,8 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from kept_states import empty_cache
+from patched_functions import Call, record_calls
 from random_traffic import Asked, compare, traffic
-from recorded_calls import Call, record_calls
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm

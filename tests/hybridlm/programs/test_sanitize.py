@@ -5,7 +5,7 @@ from typing import Any, NamedTuple
 
 import pytest
 from jax import Array
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 
 import hybridlm
 from hybridlm.compiler.sanitizer import SanitizerError

@@ -13,7 +13,7 @@ import jax
 import pytest
 from flax import nnx
 from paged_shapes import paged
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from text_checkpoint import SETTINGS
 
 import hybridlm

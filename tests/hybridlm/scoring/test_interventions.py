@@ -11,7 +11,7 @@ import pytest
 from decoder_lanes import layer_by_layer
 from disturbed_lanes import step_shape
 from named_states import states_by_place
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
@@ -181,6 +181,8 @@ def test_states(lm: hybridlm.LM) -> None:
         np.testing.assert_allclose(score.logprobs[1:], wanted, **CLOSE)
         assert np.abs(score.logprobs - plain_score.logprobs)[1:].max() > 1e-4, "the change is seen"
     assert scores[-1].logprobs.tobytes() == plain[-1].logprobs.tobytes()
+    edits = [certificate for name, certificate in lm.certificates.items() if name.startswith("edit states")]
+    assert edits and all(any(line.startswith("args[2]: Lane(") for line in each.contract) for each in edits)
 
 
 def test_an_array_that_is_changed_later_does_not_count() -> None:

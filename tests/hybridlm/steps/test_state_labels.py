@@ -7,8 +7,8 @@ from typing import Any
 
 import jax.numpy as jnp
 import pytest
+from patched_functions import plant_fault
 from planned_engines import planned_engine
-from recorded_calls import plant_fault
 from tiny_variants import variant
 
 from hybridlm.families import (

@@ -7,7 +7,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from recorded_calls import plant_fault
+from patched_functions import plant_fault
 from stepped_models import SteppedModel, greedy_inputs
 
 from hybridlm.steps.operands import Batch, StepInputs, blocks_for

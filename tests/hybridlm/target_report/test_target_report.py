@@ -87,8 +87,8 @@ def test_floor_of_packed_weights_has_their_bytes_and_the_same_products(name: str
     plain_floor, packed_floor = floor(plain, "generate", 1, 1), floor(packed, "generate", 1, 1)
     assert packed_floor.flops == plain_floor.flops
     saved = 0
-    param: Any
-    for param in packed.params:
+    params: list[Any] = list(packed.params)
+    for param in params:
         if packed_names({"param": param}):
             met = 3 / 8 if param.ndim == 3 else 1
             saved += met * (4 * param.size - param.nbytes)

@@ -12,7 +12,7 @@ import jax
 import pytest
 from jax.experimental import topologies
 from jax_settings import jax_settings
-from recorded_calls import record_calls
+from patched_functions import record_calls
 from text_checkpoint import GOLDEN
 
 from hybridlm import EngineConfig

@@ -78,9 +78,8 @@ def packed_from_file(
     assert layout is not None
     weight, typed = packed_from(form, pack(tensor, file.read_stored, form), dtype), layout.types()
     assert typed.nbytes == weight.nbytes
-    assert jax.tree.map(lambda leaf: (leaf.shape, leaf.dtype), weight) == jax.tree.map(
-        lambda leaf: (leaf.shape, leaf.dtype), typed
-    )
+    arrays, types = ([(leaf.shape, leaf.dtype) for leaf in jax.tree.leaves(tree)] for tree in (weight, typed))
+    assert arrays == types
     return weight
 
 

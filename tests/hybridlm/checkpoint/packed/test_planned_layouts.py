@@ -30,10 +30,7 @@ def test_groups_that_devices_divide() -> None:
     assert (groups("int8", 36, 36), groups("int4", 36, 36), groups("int4", 64, 64)) == (4, None, 4)
 
 
-ROOT = Path(__file__).resolve().parents[3]
-
-
-GOLDEN = ROOT / "tests" / "golden"
+GOLDEN = Path(__file__).resolve().parents[3] / "golden"
 
 
 @pytest.mark.parametrize(

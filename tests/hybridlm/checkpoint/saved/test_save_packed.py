@@ -57,7 +57,8 @@ def test_the_same_bits(tmp_path: Path, golden: str, scheme: str, group: int | No
     plain = hybridlm.load(tmp_path / "saved", dequantise="bfloat16", **SETTINGS)
     array: Any
     for name, array in lm.params.items():
-        expected = array.numbers() if name in packed else array
+        item: Any = array
+        expected = item.numbers() if name in packed else item
         np.testing.assert_array_equal(np.asarray(plain.params[name]), np.asarray(expected), err_msg=name)
 
 

@@ -31,5 +31,5 @@ def record_calls(patch: pytest.MonkeyPatch, path: str) -> list[Call]:
 
 
 def plant_fault(patch: pytest.MonkeyPatch, path: str, faulty: Callable[[Any], Any]) -> None:
-    """Replace a function or a table by the result of `faulty` on it."""
+    """Replace a function by what `faulty` makes of it."""
     patch.setattr(path, faulty(pkgutil.resolve_name(path)))

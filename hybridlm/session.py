@@ -40,7 +40,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
-from ir_passes.host.slot_owner import OneHolder
+from ir_passes.host.slot_faults import OneHolder
 from ir_passes.jaxpr import refused
 
 DRAFTED_BY_USER = "by the user's drafter"

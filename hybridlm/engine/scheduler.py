@@ -33,7 +33,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
 from models import KV_BLOCK
 
 MAX_PREFILL_RUN = 2

@@ -11,7 +11,7 @@ from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.engine.cache_size import page_limit, pool_pages
-from ir_passes.host.slot_owner import SlotsExhausted
+from ir_passes.host.slot_faults import SlotsExhausted
 from models import KV_BLOCK
 
 SETTINGS: dict[str, Any] = {"lanes": 4, "context": 512, "dtype": "float32", "chunk": 32, "certify": "off"}

@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from hybridlm.rows.pool import RowPool, RowsLost
 from hybridlm.steps.structure import Rows
 from ir_passes import SlotError, SlotFault
-from ir_passes.host.slot_owner import Slot, SlotsExhausted
+from ir_passes.host.slot_faults import SlotsExhausted
+from ir_passes.host.slot_owner import Slot
 from models import KV_BLOCK
 
 BLOCKS = 2

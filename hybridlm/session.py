@@ -274,6 +274,7 @@ class Session(OneHolder):
             GrammarError: a request has ended without a possible token in its grammar.
             IsolationError, AuditError, HloError: a refused step (see `load`).
             RowsLost: an interrupted step closed the session; submit its requests again.
+            JaxRuntimeError: the device failed, or a C++ kernel refused its operands; the session is closed.
             RuntimeError: a closed session.
         """
         with self._lock:

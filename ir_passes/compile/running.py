@@ -13,7 +13,6 @@ from ir_passes.jaxpr import refused
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import addresses
 
-
 STATUS = re.compile("[A-Z][A-Z_]+: ")
 """Begin of XLA's error messages, such as INVALID_ARGUMENT."""
 

@@ -116,24 +116,27 @@ class Decoding:
         return min(sequence.consumed + 1 + ahead, sequence.limit)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
+        """Whether the next step needs all sampled tokens, for drafts, a mask or changes of logits."""
+        return self._drafts(sequences) or any(
+            sequence.grammar is not None or sequence.request.params.changes_logits for sequence in sequences
+        )
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
-        return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
+        return self._speculation is not None and self._speculation.should_draft(sequences)
 
     def step(
         self,
         pool: RowPool,
         lanes: list[ActiveSequence | None],
         lane_map: LaneMap,
-        top: int | None,
         probing: Probing | None,
     ) -> DispatchedStep:
-        """Dispatch the next step, with `top` log-probabilities for each token."""
-        speculation = self._speculation
+        """Dispatch the next step."""
+        reported = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
+        top, speculation = max((count for count in reported if count is not None), default=None), self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):
-                drafts = speculation.drafts(lanes, self._engine.context)
+                drafts = speculation.drafts(lanes)
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, lane_map, drafts, top)
             else:

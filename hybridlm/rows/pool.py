@@ -264,24 +264,12 @@ class RowPool:
             lane_rows += [
                 row_at[lane] if lane in row_at else next(unused) for lane in range(device * each, (device + 1) * each)
             ]
-        numbers = np.array(lane_rows, np.int32)
-        used = set(rows)
-        table = self.page_table(lane_rows, [row in used for row in lane_rows])
-        return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
-
-    def page_table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
-
-        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
-
-        Args:
-            used: whether a sequence has the lane.
-        """
-        if self.page_owner is None:
-            return None
-        table = self._table[list(rows)]
-        table[~np.array(used, bool)] = 0
-        return frozen_copy(table)
+        numbers, pages = np.array(lane_rows, np.int32), None
+        if self.page_owner is not None:
+            table = np.zeros((lanes, self.blocks), np.int32)  # idle lanes have null pages
+            table[list(places)] = self._table[rows]
+            pages = frozen_copy(table)
+        return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), pages)
 
     def page(self, slot: Slot, block: int) -> int:
         """Return the page number of a row's block, over all devices; raises SlotError without one."""

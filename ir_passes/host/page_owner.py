@@ -6,6 +6,7 @@ them.
 """
 
 from collections.abc import Sequence
+from weakref import ref
 
 import numpy as np
 
@@ -143,9 +144,9 @@ class PageOwner(RowOwner[Page]):
             for lane, row in enumerate(rows):
                 lane_pages = row or ()
                 lane_faults = [
-                    fault
+                    self._fault(f"lane {lane}, page {place}", page)
                     for place, page in enumerate(lane_pages)
-                    for fault in self._faults(f"lane {lane}, page {place}", page)
+                    if not (isinstance(page, Page) and ref(page) in self._rights)
                 ]
                 if len(lane_pages) > pages:
                     message = f"expected at most {pages} pages, got {len(lane_pages)}"

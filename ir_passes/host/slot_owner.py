@@ -8,6 +8,7 @@ after release, or written by two lanes. Row numbers leave the owners only in new
 import threading
 from collections import Counter, deque
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, ClassVar, Generic, Literal, TypeVar
 from weakref import ref
 
@@ -26,6 +27,7 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
+@dataclass(eq=False, repr=False, slots=True)
 class Right(OneHolder):
     """The right to a row of an owner.
 
@@ -33,10 +35,9 @@ class Right(OneHolder):
         epoch: number of rights to the row so far, this one included: of a slot its tenancy.
     """
 
-    __slots__ = ("_owner", "_row", "epoch")
-
-    def __init__(self, owner: "RowOwner[Any]", row: int, epoch: int):
-        self._owner, self._row, self.epoch = owner, row, epoch
+    _owner: "RowOwner[Any]"
+    _row: int
+    epoch: int
 
 
 R = TypeVar("R", bound=Right)
@@ -146,8 +147,8 @@ class RowOwner(Generic[R]):
         return row
 
     def _row_of(self, action: str, right: R) -> int:
-        if faults := self._faults(self._noun, right):
-            raise self._error(f"{action} of {right!r}", faults)
+        if not (isinstance(right, self._kind) and ref(right) in self._rights):
+            raise self._error(f"{action} of {right!r}", [self._fault(self._noun, right)])
         return right._row
 
     def _count(self) -> np.ndarray:
@@ -157,18 +158,16 @@ class RowOwner(Generic[R]):
     def _lost(self) -> list[int]:
         return sorted({row for right, row in self._rights.items() if right() is None})
 
-    def _faults(self, where: str, right: R) -> list[Statement]:
-        now = ""
+    def _fault(self, where: str, right: R) -> Statement:
+        """Return the fault of an object without a right to a row."""
+        fault, now = SlotFault.RELEASED, ""
         if not isinstance(right, self._kind):
             fault = SlotFault.NO_TOKEN
         elif right._owner is not self:
             fault = SlotFault.FOREIGN
-        elif ref(right) in self._rights:
-            return []
         else:
-            fault = SlotFault.RELEASED
             now = f"held by tenant {self._epochs[right._row]}" if self._holders[right._row] else "free"
-        return [fault.fault(where, self._texts[fault].format(right=right, name=self.name, size=self.size, now=now))]
+        return fault.fault(where, self._texts[fault].format(right=right, name=self.name, size=self.size, now=now))
 
     def _error(self, action: str, faults: Sequence[Statement]) -> SlotError:
         return SlotError(*faults, where=f"{self._noun}s of {self.name!r}, {action}")
@@ -272,11 +271,12 @@ class SlotOwner(RowOwner[Slot]):
                 message = f"expected one slot or None for each of {lanes} lanes, got {len(slots)}"
                 faults.append(SlotFault.LANES.fault("", message))
             for lane, slot in enumerate(slots):
-                if slot is not None:
-                    faults += self._faults(f"lane {lane}", slot)
-                elif not self.null:
-                    message = "expected a slot, got None; this pool has no null row for idle lanes"
-                    faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
+                if slot is None:
+                    if not self.null:
+                        message = "expected a slot, got None; this pool has no null row for idle lanes"
+                        faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
+                elif not (isinstance(slot, Slot) and ref(slot) in self._rights):
+                    faults.append(self._fault(f"lane {lane}", slot))
             if role != "read":
                 counts = Counter(id(slot) for slot in slots if slot is not None)
                 for slot in {id(slot): slot for slot in slots if slot is not None and counts[id(slot)] > 1}.values():

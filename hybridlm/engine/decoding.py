@@ -116,7 +116,7 @@ class Decoding:
         return min(sequence.consumed + 1 + ahead, sequence.limit)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        """Whether the next step needs all sampled tokens, for drafts, a mask or changes of logits."""
+        """True if the next step needs all sampled tokens (drafts, masks, changes of logits)."""
         return self._drafts(sequences) or any(
             sequence.grammar is not None or sequence.request.params.changes_logits for sequence in sequences
         )

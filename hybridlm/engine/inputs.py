@@ -174,9 +174,10 @@ class Inputs:
         params = settings_of_prompts(params, settings or {}, len(items))
         listed = isinstance(params, list)
         resolved = self._resolve_all(params) if listed else [self.resolve(params)] * len(items)
-        requests, start = [], None if prefix is None else prefix.snapshot
+        requests = []
         for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
             tokens = self.encode(item, f"prompts[{i}]", prefix, checked.max_tokens)
+            start = None if prefix is None else prefix.snapshot
             for j in range(n):
                 index = j if listed else None
                 requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))

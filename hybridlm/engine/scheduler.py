@@ -254,10 +254,7 @@ class Scheduler:
         if holds_turn():  # Python collects an iterator within another queue's turn, which must not see rows go
             self._heaps.clear()
             self._finalizer()
-        else:
-            self._close()
-
-    def _close(self) -> None:
+            return
         with self._changing():
             self._finalizer.detach()
             self._heaps.clear()
@@ -326,7 +323,8 @@ class Scheduler:
                 sequence.stepped = False
                 sequence.reading.begin(sequence, device)
                 continue
-            sequence.begin()
+            if sequence.consumed:
+                sequence.begin_again()
             cache = engine.prefix_cache
             if cache is not None and not sequence.shares_states:
                 cache = None

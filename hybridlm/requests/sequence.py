@@ -112,8 +112,8 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
         self.order = -self.request.priority, next(ARRIVALS)
 
-    def begin(self) -> None:
-        """Read the prompt (and generated tokens) from its beginning, in an empty row.
+    def begin_again(self) -> None:
+        """Read the prompt and generated tokens from the beginning in an empty row, after a preemption.
 
         All tokens of dispatched steps have been read. The random key has the next token's position, so this token stays
         the same.

@@ -113,14 +113,14 @@ class RowOwner(Generic[R]):
         with self._lock:
             free, holders, lost = [row for part in self._free for row in part], self._count(), self._lost()
             nulls = list(range(0, self.size, self._each)) if self.null else []
-            held = np.flatnonzero(holders).tolist()
-            counts = Counter([*nulls, *free, *held])
+            held_rows = np.flatnonzero(holders).tolist()
+            counts = Counter([*nulls, *free, *held_rows])
             wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
             faults: list[Statement] = []
             if wrong:
-                total, numbers = sum(counts.values()), f"{len(nulls)} + {len(free)} + {len(held)}"
+                total, numbers = sum(counts.values()), f"{len(nulls)} + {len(free)} + {len(held_rows)}"
                 message = self._texts[SlotFault.STATES].format(
-                    numbers=numbers, total=total, size=self.size, wrong=wrong, free=free, held=held
+                    numbers=numbers, total=total, size=self.size, wrong=wrong, free=free, held=held_rows
                 )
                 faults.append(SlotFault.STATES.fault("", message))
             if len(unequal := np.flatnonzero(holders != self._holders)):

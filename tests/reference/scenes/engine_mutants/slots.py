@@ -134,7 +134,7 @@ def grows_without_a_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decoding, "grow", lambda self, sequence, pool: True)
 
 
-@replaced(ActiveSequence, "begin")
+@replaced(ActiveSequence, "begin_again")
 def resumes_with_a_stale_count(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence goes on at its old position, in an empty row."""
     consumed = self.consumed
@@ -142,7 +142,7 @@ def resumes_with_a_stale_count(right: Any, self: ActiveSequence) -> None:
     self.consumed = min(consumed, len(self.prompt) - 1)
 
 
-@replaced(ActiveSequence, "begin")
+@replaced(ActiveSequence, "begin_again")
 def resumes_without_its_tokens(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence reads its prompt alone, and samples its first tokens once more."""
     right(self)

@@ -113,7 +113,7 @@ class ActiveSequence:
         self.order = -self.request.priority, next(ARRIVALS)
 
     def begin_again(self) -> None:
-        """Read the prompt and generated tokens from the beginning in an empty row, after a preemption.
+        """Read prompt and generated tokens again in an empty row, after a preemption.
 
         All tokens of dispatched steps have been read. The random key has the next token's position, so this token stays
         the same.

@@ -53,7 +53,7 @@ from hybridlm.update import NewWeights
 from hybridlm.weights import Weights
 from hybridlm.worker import run_worker
 from ir_passes import Certificate
-from ir_passes.host.slot_owner import OneHolder
+from ir_passes.host.slot_faults import OneHolder
 from models import Decoder
 from models.ops.quantised_weight import stored_form
 

@@ -40,7 +40,7 @@ from hybridlm.steps.generate import NO_TOKEN, SampledTokens
 from hybridlm.text.reasoning import ThinkingBudget, markers_of, opens_thoughts, split_thoughts
 from hybridlm.text.stream_decoder import GrowingText
 from hybridlm.text.tokenizer import Tokenizer
-from ir_passes.host.slot_owner import OneHolder
+from ir_passes.host.slot_faults import OneHolder
 from ir_passes.jaxpr import refused
 
 DRAFTED_BY_USER = "by the user's drafter"
@@ -230,7 +230,7 @@ class Session(OneHolder):
             alive = AliveRequest(sequence, self._tokenizer)
             self._submitted = request.index + 1
             self._alive[request.index] = alive
-            if params.masked:
+            if params.grammar is not None or params.allowed_token_ids is not None:
                 sequence.grammar = self._grammar(sequence)
             if self._probing is not None:
                 capacity = min(params.max_tokens, self._engine.context - len(request.prompt))
@@ -274,6 +274,7 @@ class Session(OneHolder):
             GrammarError: a request has ended without a possible token in its grammar.
             IsolationError, AuditError, HloError: a refused step (see `load`).
             RowsLost: an interrupted step closed the session; submit its requests again.
+            JaxRuntimeError: the device failed, or a C++ kernel refused its operands; the session is closed.
             RuntimeError: a closed session.
         """
         with self._lock:
@@ -394,6 +395,7 @@ class Session(OneHolder):
             raise wrong
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
+        """Return the state of a request's grammar or allowed tokens after its tokens so far."""
         request, source = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
@@ -488,7 +490,7 @@ class Session(OneHolder):
         follower = ActiveSequence(replace(request, prompt=prompt, params=params, completed=completed))
         follower.logprobs = sequence.logprobs + [math.nan] * len(end_ids)
         follower.top_logprobs = sequence.top_logprobs + [{} for _ in end_ids]
-        follower.grammar = self._grammar(follower)
+        follower.grammar = None if sequence.grammar is None else self._grammar(follower)
         alive.sequence = follower
         for token in end_ids:
             if token not in stops:
@@ -506,8 +508,7 @@ class Session(OneHolder):
             return "stop"
         if sequence.generated[-1] in sequence.request.params.stop_token_ids or (text is not None and text.stopped):
             return "stop"
-        finished = len(sequence.generated) == sequence.sampled and not sequence.remaining(self._engine.context)
-        return "length" if finished else None
+        return "length" if len(sequence.generated) == sequence.sampled == sequence.max_sampled else None
 
     def _end(self, alive: AliveRequest, reason: FinishReason, token: int | None) -> None:
         sequence, text = alive.sequence, alive.text

@@ -45,7 +45,7 @@ from ir_passes.contract.statements import (
     Statement,
 )
 from ir_passes.files.loaded_code import note_code
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
 from ir_passes.proof.dims.names import name_dims
 from ir_passes.proof.lane_proof import Proof, prove_isolation
 from ir_passes.proof.violations import IsolationError, Violation, ViolationKind

@@ -26,7 +26,7 @@ from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
 from hybridlm.steps.operands import Batch, Feed, StepInputs, blocks_for
 from ir_passes.files.user_warnings import warn_user
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
 
 Q = TypeVar("Q", bound=ActiveSequence | QueuedText)
 
@@ -67,16 +67,18 @@ class Decoding:
 
     def short(self, sequences: Sequence[ActiveSequence], pool: RowPool) -> list[ActiveSequence]:
         slots = [sequence.slot for sequence in sequences if sequence.slot is not None]
-        indices = pool.short(slots, [self._positions_to_decode(sequence) for sequence in sequences])
-        return sorted((sequences[index] for index in indices), key=lambda sequence: sequence.order)
+        counts = pool.missing(slots, [self._positions_to_decode(sequence) for sequence in sequences])
+        short = (sequence for sequence, count in zip(sequences, counts, strict=True) if count)
+        return sorted(short, key=lambda sequence: sequence.order)
 
     def grow(self, sequence: ActiveSequence, pool: RowPool) -> bool:
         """Reserve pages for the next decode step of a sequence; False without free pages."""
         assert sequence.slot is not None
         positions = self._positions_to_decode(sequence)
-        if not pool.can_reserve(sequence.slot, positions):
-            cache, device = self._engine.prefix_cache, pool.device_of(sequence.slot)
-            if cache is None or not cache.make_room(pool, device, pool.missing(sequence.slot, positions)):
+        (device,), (count,) = pool.devices_of([sequence.slot]), pool.missing([sequence.slot], [positions])
+        if count > pool.free_pages(device):
+            cache = self._engine.prefix_cache
+            if cache is None or not cache.make_room(pool, device, count):
                 return False
         pool.reserve(sequence.slot, positions)
         return True
@@ -88,12 +90,12 @@ class Decoding:
             SlotsExhausted: no other sequence is on this device.
         """
         assert sequence.slot is not None
-        device, engine = pool.device_of(sequence.slot), self._engine
+        (device,), engine = pool.devices_of([sequence.slot]), self._engine
         slots = [other.slot_of(engine) if isinstance(other, QueuedText) else other.slot for other in joined]
         neighbours = [
             other
             for other, slot in zip(joined, slots, strict=True)
-            if slot is not None and pool.device_of(slot) == device
+            if slot is not None and pool.devices_of([slot]) == [device]
         ]
         if len(neighbours) == 1:
             pool.reserve(sequence.slot, self._positions_to_decode(sequence))
@@ -114,24 +116,27 @@ class Decoding:
         return min(sequence.consumed + 1 + ahead, sequence.limit)
 
     def needs_tokens(self, sequences: list[ActiveSequence]) -> bool:
-        return self._drafts(sequences) or any(sequence.request.params.needs_output for sequence in sequences)
+        """True if the next step needs all sampled tokens (drafts, masks, changes of logits)."""
+        return self._drafts(sequences) or any(
+            sequence.grammar is not None or sequence.request.params.changes_logits for sequence in sequences
+        )
 
     def _drafts(self, sequences: list[ActiveSequence]) -> bool:
-        return self._speculation is not None and self._speculation.should_draft(sequences, self._engine.context)
+        return self._speculation is not None and self._speculation.should_draft(sequences)
 
     def step(
         self,
         pool: RowPool,
         lanes: list[ActiveSequence | None],
         lane_map: LaneMap,
-        top: int | None,
         probing: Probing | None,
     ) -> DispatchedStep:
-        """Dispatch the next step, with `top` log-probabilities for each token."""
-        speculation = self._speculation
+        """Dispatch the next step."""
+        reported = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
+        top, speculation = max((count for count in reported if count is not None), default=None), self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):
-                drafts = speculation.drafts(lanes, self._engine.context)
+                drafts = speculation.drafts(lanes)
                 if drafts is not None:
                     return self._verify(speculation, pool, lanes, lane_map, drafts, top)
             else:

@@ -50,7 +50,7 @@ from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
 from ir_passes.host.slot_owner import Slot
-from models import KV_BLOCK, Decoder, MtpDecoder
+from models import KV_BLOCK, Decoder, MtpDecoder, kv_blocks
 
 MAX_PREFILL_LANES = 4
 """Lanes of a prefill step: enough for full matmul throughput."""
@@ -307,7 +307,8 @@ class Engine:
         devices = pool.devices_for(positions, shared)
         if not devices and cache is not None:
             free = filter(pool.owner.free_in, range(pool.devices))
-            if any(cache.make_room(pool, device, pool.needed(positions, device, shared)) for device in free):
+            home, count = pool.page_device(shared[0]) if shared else None, kv_blocks(positions)
+            if any(cache.make_room(pool, device, count - (device == home) * len(shared)) for device in free):
                 devices = pool.devices_for(positions, shared)
         return devices
 

@@ -54,27 +54,41 @@ class Inputs:
     def max_logprobs(self) -> int:
         return min(self.vocab_size, MAX_LOGPROBS)
 
-    def encode(self, item: Any, where: str, prefix: Prefix | None = None) -> tuple[int, ...]:
+    def encode(self, item: Any, where: str, prefix: Prefix | None = None, max_tokens: int = 0) -> tuple[int, ...]:
         """Return the token ids of an item within the context and the KV cache.
 
         Args:
             prefix: its tokens come first; the item is then encoded without special tokens, and may be empty.
+            max_tokens: of a completion, for which the KV cache has room.
 
         Raises:
             TypeError, ValueError: the item is wrong, or `prefix` is not a prefix of this model.
         """
         if prefix is None:
-            ids = self.token_ids(item, where)
+            ids, subject = self.token_ids(item, where), where
         else:
             self.require_prefix(prefix)
             ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
-            where = f"{where}, with its prefix of {len(prefix)},"
-        check_length(ids, where, self.context, self.cache)
+            subject = f"{where}, with its prefix of {len(prefix)},"
+        check_length(ids, subject, self.context, self.cache)
+        if max_tokens and self.cache is not None:
+            self._check_room(ids, where, max_tokens)
         return ids
 
     def room(self, prompt: Sequence[int]) -> int:
+        """Return the most tokens of a completion."""
         room = self.context - len(prompt)
         return room if self.cache is None else min(room, self.cache - self.head_drafts + 1 - len(prompt))
+
+    def _check_room(self, prompt: Sequence[int], where: str, max_tokens: int) -> None:
+        room, count = self.room(prompt), min(max_tokens, self.context - len(prompt))
+        if room < count:
+            drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
+            raise ValueError(
+                f"{where}: {len(prompt)} tokens and max_tokens {max_tokens} need {len(prompt) + count - 1} "
+                f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
+                f"{max(room, 0)}, or load with a larger cache"
+            )
 
     def token_ids(self, item: Any, where: str, continues: bool = False) -> tuple[int, ...]:
         """Return the token ids of an item, of any length.
@@ -162,7 +176,8 @@ class Inputs:
         resolved = self._resolve_all(params) if listed else [self.resolve(params)] * len(items)
         requests = []
         for i, (item, checked) in enumerate(zip(items, resolved, strict=True)):
-            tokens, start = self._prompt(item, f"prompts[{i}]", prefix, checked)
+            tokens = self.encode(item, f"prompts[{i}]", prefix, checked.max_tokens)
+            start = None if prefix is None else prefix.snapshot
             for j in range(n):
                 index = j if listed else None
                 requests.append(Request(i * n + j, tokens, checked, sampling_index=index, start=start))
@@ -181,24 +196,6 @@ class Inputs:
             raise ValueError("; ".join(faults))
         return resolved
 
-    def _prompt(
-        self, item: Any, where: str, prefix: Prefix | None, params: ResolvedParams
-    ) -> tuple[tuple[int, ...], Snapshot | None]:
-        """Return the token ids of a prompt and the state that it continues.
-
-        Raises as `encode`, and ValueError for a completion without room in the KV cache.
-        """
-        tokens = self.encode(item, where, prefix)
-        room, count = self.room(tokens), min(params.max_tokens, self.context - len(tokens))
-        if room < count:
-            drafts = f" and {self.head_drafts} of drafts" if self.head_drafts else ""
-            raise ValueError(
-                f"{where}: {len(tokens)} tokens and max_tokens {params.max_tokens} need {len(tokens) + count - 1} "
-                f"positions{drafts}, the KV cache of a device holds {self.cache}; give max_tokens of at most "
-                f"{max(room, 0)}, or load with a larger cache"
-            )
-        return tokens, None if prefix is None else prefix.snapshot
-
     def request(
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
     ) -> Request:
@@ -206,8 +203,8 @@ class Inputs:
         if isinstance(priority, bool) or not isinstance(priority, int):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self.resolve(params)
-        tokens, start = self._prompt(prompt, f"request {index}", prefix, resolved)
-        return Request(index, tokens, resolved, priority, start=start)
+        tokens = self.encode(prompt, f"request {index}", prefix, resolved.max_tokens)
+        return Request(index, tokens, resolved, priority, start=None if prefix is None else prefix.snapshot)
 
     def resolve(self, params: SamplingParams) -> ResolvedParams:
         """Check sampling parameters against a model, and draw a missing seed.

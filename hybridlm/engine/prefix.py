@@ -28,7 +28,7 @@ from hybridlm.rows.snapshot import (
     token_hash,
 )
 from ir_passes.files.strict_json import parse_json
-from ir_passes.host.slot_owner import OneHolder
+from ir_passes.host.slot_faults import OneHolder
 
 FORMAT = "hybridlm snapshot 2"
 """Version 1 held recurrent states as [key, value], of the same shape if both have one size."""

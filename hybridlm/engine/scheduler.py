@@ -33,7 +33,7 @@ from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
 from models import KV_BLOCK
 
 MAX_PREFILL_RUN = 2
@@ -147,7 +147,8 @@ class Scheduler:
     def add(self, sequence: ActiveSequence) -> None:
         """Add a sequence to the queue."""
         engine, request, speculation = self._engine, sequence.request, self._speculation
-        positions = min(len(request.prompt) + request.params.max_tokens, engine.context) - 1
+        sequence.max_sampled = min(request.params.max_tokens, engine.context - len(request.prompt))
+        positions = len(request.prompt) + sequence.max_sampled - 1
         drafts = 0 if speculation is None else speculation.head_drafts
         sequence.limit = min(positions + drafts, engine.blocks * KV_BLOCK)
         with self._changing():
@@ -253,10 +254,7 @@ class Scheduler:
         if holds_turn():  # Python collects an iterator within another queue's turn, which must not see rows go
             self._heaps.clear()
             self._finalizer()
-        else:
-            self._close()
-
-    def _close(self) -> None:
+            return
         with self._changing():
             self._finalizer.detach()
             self._heaps.clear()
@@ -325,7 +323,8 @@ class Scheduler:
                 sequence.stepped = False
                 sequence.reading.begin(sequence, device)
                 continue
-            sequence.begin()
+            if sequence.consumed:
+                sequence.begin_again()
             cache = engine.prefix_cache
             if cache is not None and not sequence.shares_states:
                 cache = None
@@ -459,9 +458,11 @@ class Scheduler:
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
-        shape = Shape.of(inputs, pool.size, pool.pages, self._top(sequences), self._processor)
+        reported = (s.request.params.logprobs for s in sequences)
+        top = max((count for count in reported if count is not None), default=None)
+        shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor)
         if not self._decode_lanes and engine.runner.compiles_ahead and self._speculation is None:
-            self._compile_ahead(shape.top)
+            self._compile_ahead(top)
         sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=np.asarray(batch.lengths))
         sampling: list[tuple[ActiveSequence, int]] = []
         stepped: list[tuple[int, ActiveSequence, int]] = []
@@ -489,12 +490,11 @@ class Scheduler:
         sequences: list[Any] = [*self.prefilling, *self.decoding, *waiting]
         if any(sequence.probe is not None for sequence in sequences):
             return
-        if all(sequence.remaining(engine.context) <= 1 for sequence in sequences):
+        if all(sequence.max_sampled - sequence.sampled <= 1 for sequence in sequences):
             return
-        params = [sequence.request.params for sequence in sequences]
-        changes = dict[str, Any]()
-        if any(p.needs_output for p in params):
-            changes = {"changes": MIN_CHANGES, "masked": any(p.masked for p in params)}
+        changes, masked = dict[str, Any](), any(sequence.grammar is not None for sequence in sequences)
+        if masked or any(sequence.request.params.changes_logits for sequence in sequences):
+            changes = {"changes": MIN_CHANGES, "masked": masked}
         step = len(sequences), top, self._processor, *changes.values()
         if step not in engine.programs.prepared:
             engine.programs.prepared.add(step)
@@ -522,7 +522,7 @@ class Scheduler:
             cache.keep(pool, sequence.slot, tokens[: sequence.consumed], owner=sequence)
 
     def _start_decoding(self, sequence: ActiveSequence) -> None:
-        if not sequence.remaining(self._engine.context):
+        if sequence.sampled == sequence.max_sampled:
             self._release(sequence)
             return
         expected = self._engine.bucket(self.unfinished, self._engine.lanes)
@@ -535,14 +535,14 @@ class Scheduler:
         assert pool is not None
         self._decode_lanes = self._fit_decode_lanes(pool)
         lanes, lane_map = self._by_lane(pool, sequences, self._decode_lanes)
-        dispatched = self._decoding.step(pool, lanes, lane_map, self._top(sequences), self._probing)
+        dispatched = self._decoding.step(pool, lanes, lane_map, self._probing)
         if dispatched.accepted is None:
             self._release_finished(dispatched)
         return dispatched
 
     def _release_finished(self, dispatched: DispatchedStep) -> None:
         for sequence, _ in dispatched.sequences:
-            if sequence.slot is not None and not sequence.remaining(self._engine.context):
+            if sequence.slot is not None and sequence.sampled == sequence.max_sampled:
                 self._release(sequence)
 
     def _fit_decode_lanes(self, pool: RowPool) -> int:
@@ -550,7 +550,7 @@ class Scheduler:
         needed = engine.bucket(pool.lanes_for([sequence.slot for sequence in self.decoding]), engine.lanes)
         if needed >= lanes:
             return needed
-        steps = max(sequence.remaining(engine.context) for sequence in self.decoding)
+        steps = max(sequence.max_sampled - sequence.sampled for sequence in self.decoding)
         busy = self.prefilling or self._heaps
         return lanes if busy or (lanes - needed) * steps < SHRINK_PLACES else needed
 
@@ -575,11 +575,6 @@ class Scheduler:
         for lane, sequence in zip(places, sequences, strict=True):
             lanes[lane] = sequence
         return lanes, lane_map
-
-    def _top(self, sequences: list[ActiveSequence]) -> int | None:
-        return max(
-            (s.request.params.logprobs for s in sequences if s.request.params.logprobs is not None), default=None
-        )
 
 
 def read_all(reading: Reading[T], texts: Sequence[T]) -> Iterator[T]:

@@ -52,19 +52,19 @@ class Speculation:
     def begin(self, prompt: Sequence[int]) -> Drafting:
         return Drafting(self._drafters(), prompt, self._prior.begin())
 
-    def should_draft(self, sequences: Sequence[ActiveSequence], context: int) -> bool:
+    def should_draft(self, sequences: Sequence[ActiveSequence]) -> bool:
         """Whether the next step drafts and therefore needs the previous step's tokens.
 
         The wait pays where the read tokens, although one short, have drafts. MTP drafts come with those tokens.
         """
         if self._head:
             return self._mtp_next
-        return not self._wait and any(self._propose(sequence, context) for sequence in sequences)
+        return not self._wait and any(map(self._propose, sequences))
 
     def skip(self) -> None:
         self._wait = max(0, self._wait - 1)
 
-    def drafts(self, lanes: Sequence[ActiveSequence | None], context: int) -> list[tuple[int, ...]] | None:
+    def drafts(self, lanes: Sequence[ActiveSequence | None]) -> list[tuple[int, ...]] | None:
         """Return the drafts of every lane; None if the next step should not verify any.
 
         All sampled tokens must have been read.
@@ -72,7 +72,7 @@ class Speculation:
         Raises:
             TypeError, ValueError: a drafter's answer is not a list of token ids.
         """
-        proposed = [() if s is None else self._propose(s, context) for s in lanes]
+        proposed = [() if s is None else self._propose(s) for s in lanes]
         if not any(proposed):
             return None
         if self.always:
@@ -130,11 +130,11 @@ class Speculation:
         drafting.pause(sequence.sampled)
         return True
 
-    def _propose(self, sequence: ActiveSequence, context: int) -> tuple[int, ...]:
+    def _propose(self, sequence: ActiveSequence) -> tuple[int, ...]:
         drafting = sequence.drafting
         if drafting is None or not drafting.should_draft(sequence.sampled):
             return ()
-        limit = min(self.tokens, sequence.remaining(context) - 1)
+        limit = min(self.tokens, sequence.max_sampled - sequence.sampled - 1)
         drafts = drafting.propose(sequence.generated, limit, self._vocab_size)
         return drafts if sequence.grammar is None else drafts[: sequence.grammar.allowed(drafts)]
 

@@ -121,11 +121,11 @@ class RowMoves:
                 page = KeptPage(pool, pool.keep_page(slot, block))
                 buffers = CachedBuffers.in_pool(page, self.span_bytes, begin, mark)
             else:
-                buffers = self._copied(pool, pool.page(slot, block), begin, end - begin, mark)
+                buffers = self._copy("span", pool, _scalars(pool.page(slot, block), 0, end - begin), begin, mark)
             # With an MTP head the span may be empty: the last position of a full page before it has its final values.
             first = min(max(cached_count, begin), end) - begin
             spans.append(BufferSpan(buffers, first, end - begin - first))
-        state = self._keep_row(pool, slot, position, mark)
+        state = self._copy("state", pool, (pool.owner.bind([slot], 1), *_scalars(0)), position, mark)
         return Snapshot(self.kind, position, token_hash(tokens), slot.epoch, state, tuple(spans), mark)
 
     @property
@@ -134,7 +134,8 @@ class RowMoves:
 
     def keep_state(self, pool: RowPool, slot: Slot, owner: Any) -> CachedBuffers:
         """Copy a row's fixed-size arrays (`state_places`) after the dispatched steps."""
-        return self._keep_row(pool, slot, pool.consumed(slot), self._runner.mark(owner))
+        maps = pool.owner.bind([slot], 1), *_scalars(0)
+        return self._copy("state", pool, maps, pool.consumed(slot), self._runner.mark(owner))
 
     def require(self, snapshot: Snapshot) -> None:
         """Raise SnapshotError for a snapshot that cannot be continued here."""
@@ -174,7 +175,7 @@ class RowMoves:
         page = buffers.page
         if page is None:
             return buffers
-        return self._copied(page.pool, page.number, buffers.position, KV_BLOCK, buffers.mark)
+        return self._copy("span", page.pool, _scalars(page.number, 0, KV_BLOCK), buffers.position, buffers.mark)
 
     def filled(self, arrays: Sequence[np.ndarray], position: int, tokens: str, epoch: int) -> Snapshot:
         """Build a snapshot from foreign arrays in layout order."""
@@ -196,14 +197,13 @@ class RowMoves:
         return CachedBuffers(jax.device_put(rows, places), position, None)
 
     def _types(self, part: RowPart) -> tuple[jax.ShapeDtypeStruct, ...]:
-        count = self._placement.data
-        return tuple(map(self._buffer_type, self._part(jax.tree.leaves(self._rows(count, count)), part)))
-
-    def _buffer_type(self, array: jax.ShapeDtypeStruct) -> jax.ShapeDtypeStruct:
-        _, *shape = array.shape
-        _, *split = self._placement.dimensions(array)
-        sharding = self._placement.over(None, *split)
-        return jax.ShapeDtypeStruct((self._runner.min_rows, *shape), array.dtype, sharding=sharding)
+        """Return the types of cached buffers: `min_rows` rows or pages, not divided over devices."""
+        count, types = self._placement.data, list[jax.ShapeDtypeStruct]()
+        for array in self._part(jax.tree.leaves(self._rows(count, count)), part):
+            _, *split = self._placement.dimensions(array)
+            sharding, shape = self._placement.over(None, *split), (self._runner.min_rows, *array.shape[1:])
+            types.append(jax.ShapeDtypeStruct(shape, array.dtype, sharding=sharding))
+        return tuple(types)
 
     def _part(self, leaves: list[Any], part: RowPart) -> tuple[Any, ...]:
         return tuple(leaves[i] for i in self._part_indices[part])
@@ -211,19 +211,14 @@ class RowMoves:
     def _shape(self, part: RowPart, keep: bool, pool: int) -> PartShape:
         return PartShape(part, keep, pool, self._runner.min_rows, self._axes if part == "span" else ())
 
-    def _keep_row(self, pool: RowPool, slot: Slot, position: int, mark: Label | None) -> CachedBuffers:
-        buffers = CachedBuffers(self._empty["state"](), position, mark)
-        self._keep(buffers, "state", pool, (pool.owner.bind([slot], 1), *_scalars(0)))
-        return buffers
-
-    def _copied(self, pool: RowPool, page: int, position: int, count: int, mark: Label | None) -> CachedBuffers:
-        buffers = CachedBuffers(self._empty["span"](), position, mark)
-        self._keep(buffers, "span", pool, _scalars(page, 0, count))
-        return buffers
-
-    def _keep(self, buffers: CachedBuffers, part: RowPart, pool: RowPool, maps: tuple[np.ndarray, ...]) -> None:
+    def _copy(
+        self, part: RowPart, pool: RowPool, maps: Sequence[np.ndarray], position: int, mark: Label | None
+    ) -> CachedBuffers:
+        """Copy a row's state or the first positions of a page; `maps` as of `Move`."""
+        buffers = CachedBuffers(self._empty[part](), position, mark)
         shape, source = self._shape(part, True, _size(pool, part)), PoolPart(pool, self._part_indices[part])
         self._runner.move(Move(shape, buffers, source, maps), self.example_arguments)
+        return buffers
 
     def _restore(
         self,

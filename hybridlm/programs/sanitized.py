@@ -22,6 +22,7 @@ from hybridlm.rows.cached_buffers import CachedBuffers
 from hybridlm.rows.pool import PoolPart, RowPool
 from hybridlm.steps.structure import Rows
 from ir_passes import prove_isolation
+from ir_passes.compile.running import Running
 from ir_passes.host.row_ledger import Label, LaneWork, RowLedger
 from ir_passes.jaxpr import jax_private
 from ir_passes.sanitizer.sanitize import SanitizedStep, sanitize
@@ -141,7 +142,7 @@ class Sanitizer(Runner):
             def call(args: tuple[Any, ...], shadow_labels: ShadowLabels, expected: Any) -> Any:
                 return safe.step(*args, shadow_labels=shadow_labels, expected=expected)
 
-            self._sanitized[key] = safe, jax.jit(call)
+            self._sanitized[key] = safe, Running(jax.jit(call), (), "off")
         return self._sanitized[key]
 
     @cached_property

@@ -41,20 +41,10 @@ class ResolvedParams(PlainSettings):
     grammar: GrammarSource | None = None
 
     @cached_property
-    def masked(self) -> bool:
-        """Whether a grammar or `allowed_token_ids` rule tokens out."""
-        return self.grammar is not None or self.allowed_token_ids is not None
-
-    @cached_property
     def changes_logits(self) -> bool:
         """Whether penalties, biases or bans change logits, by all sampled tokens."""
         changes = self.presence_penalty, self.frequency_penalty, self.logit_bias, self.min_tokens, self.bad_words
         return self.repetition_penalty != 1 or any(changes)
-
-    @property
-    def needs_output(self) -> bool:
-        """Whether a step needs all sampled tokens, for changes of logits or a mask."""
-        return self.changes_logits or self.masked
 
 
 @dataclass(frozen=True)
@@ -90,7 +80,7 @@ class ActiveSequence:
     Attributes:
         prompt: tokens to read before sampling; after a preemption with all generated before.
         order: its place, of priority and arrival: the least joins first, and is preempted last.
-        limit: most positions in its row, with MTP drafts; set by the scheduler.
+        limit, max_sampled: most positions in its row, with MTP drafts, and most sampled tokens; set by the scheduler.
         consumed: tokens in its state after the dispatched steps.
         slot: None while it waits and after its last step was dispatched.
         stepped: it has had a step in its row.
@@ -104,6 +94,7 @@ class ActiveSequence:
     prompt: tuple[int, ...] = field(init=False)
     order: tuple[int, ...] = field(init=False)
     limit: int = 0
+    max_sampled: int = 0
     consumed: int = 0
     slot: Slot | None = None
     stepped: bool = False
@@ -121,8 +112,8 @@ class ActiveSequence:
         self.prompt, self.probe = self.request.prompt, self.request.probe
         self.order = -self.request.priority, next(ARRIVALS)
 
-    def begin(self) -> None:
-        """Read the prompt (and generated tokens) from its beginning, in an empty row.
+    def begin_again(self) -> None:
+        """Read prompt and generated tokens again in an empty row, after a preemption.
 
         All tokens of dispatched steps have been read. The random key has the next token's position, so this token stays
         the same.
@@ -160,9 +151,6 @@ class ActiveSequence:
         """Number of tokens sampled by dispatched steps."""
         decoded = self.consumed - len(self.request.prompt) + 1
         return max(len(self.prompt) - len(self.request.prompt), decoded)
-
-    def remaining(self, context: int) -> int:
-        return min(self.request.params.max_tokens, context - len(self.request.prompt)) - self.sampled
 
 
 def sampling_inputs(

@@ -4,6 +4,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -16,6 +17,16 @@ LARGEST = 1e12
 """Products and quotients of smaller settings are finite in float32."""
 FACTORS, CHANGES = (1 / LARGEST, LARGEST), (-LARGEST, LARGEST)
 FACTOR, CHANGE = (f"a number in {low:g}..{high:g}" for low, high in (FACTORS, CHANGES))
+
+
+def is_number(value: Any, low: float = -math.inf, high: float = math.inf, kinds: Any = int | float) -> bool:
+    """Whether a value is a number of Python or NumPy within bounds, but no bool."""
+    if isinstance(value, np.integer | np.floating):
+        value = value.item()
+    return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
+
+
+is_whole = partial(is_number, kinds=int)
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
@@ -113,12 +124,12 @@ def faults_of(params: SamplingParams, limit_logprobs: int) -> list[str]:
         ("max_tokens", is_whole(p.max_tokens, 1), f"{count} 1"),
         (
             "temperature",
-            _is_number(p.temperature, 0, 0) or _is_number(p.temperature, *FACTORS),
+            is_number(p.temperature, 0, 0) or is_number(p.temperature, *FACTORS),
             f"0 (greedy), or {FACTOR}",
         ),
         ("top_k", is_whole(p.top_k, 0, 2**31 - 1), f"{count} 0 (0 keeps all)"),
-        ("top_p", _is_number(p.top_p, 0, 1) and p.top_p > 0, "a number in (0, 1]"),
-        ("min_p", _is_number(p.min_p, 0, 1), "a number in [0, 1]"),
+        ("top_p", is_number(p.top_p, 0, 1) and p.top_p > 0, "a number in (0, 1]"),
+        ("min_p", is_number(p.min_p, 0, 1), "a number in [0, 1]"),
         ("seed", p.seed is None or is_whole(p.seed, 0, 2**64 - 1), "a whole number in [0, 2**64), or None"),
         ("ignore_eos", isinstance(p.ignore_eos, bool | np.bool_), "True or False"),
         ("logprobs", p.logprobs is None or is_whole(p.logprobs, 0, limit_logprobs), top),
@@ -128,9 +139,9 @@ def faults_of(params: SamplingParams, limit_logprobs: int) -> list[str]:
             bool(stops) or p.stop is None or isinstance(p.stop, list | tuple),
             "a string, a token id, or a list of them",
         ),
-        ("repetition_penalty", _is_number(p.repetition_penalty, *FACTORS), f"{FACTOR} (1 for none)"),
-        ("presence_penalty", _is_number(p.presence_penalty, *CHANGES), CHANGE),
-        ("frequency_penalty", _is_number(p.frequency_penalty, *CHANGES), CHANGE),
+        ("repetition_penalty", is_number(p.repetition_penalty, *FACTORS), f"{FACTOR} (1 for none)"),
+        ("presence_penalty", is_number(p.presence_penalty, *CHANGES), CHANGE),
+        ("frequency_penalty", is_number(p.frequency_penalty, *CHANGES), CHANGE),
         ("min_tokens", is_whole(p.min_tokens, 0, limit), "a whole number in 0..max_tokens"),
         ("skip_special_tokens", isinstance(p.skip_special_tokens, bool), "True or False"),
         ("keep_tool_markers", isinstance(p.keep_tool_markers, bool), "True or False"),
@@ -150,7 +161,7 @@ def read_logit_bias(bias: Any, vocab_size: int) -> tuple[tuple[int, float], ...]
     biases: dict[int, float] = {}  # the lowest ones are bans
     for key, value in bias.items():
         token: Any = int(key) if isinstance(key, str) and key.isdecimal() else key
-        if not is_whole(token, 0, vocab_size - 1) or not _is_number(value, -3e38, LARGEST) or int(token) in biases:
+        if not is_whole(token, 0, vocab_size - 1) or not is_number(value, -3e38, LARGEST) or int(token) in biases:
             return f"{key!r}: {value!r}"
         biases[int(token)] = float(value)
     return tuple(biases.items())
@@ -185,17 +196,6 @@ def stops_of(stop: Any) -> list[Any]:
     if isinstance(stop, list | tuple):
         return list(stop)
     return [stop] if isinstance(stop, str) or is_whole(stop) else []
-
-
-def _is_number(value: Any, low: float, high: float) -> bool:
-    if isinstance(value, np.integer | np.floating):
-        value = value.item()
-    return isinstance(value, int | float) and not isinstance(value, bool) and low <= value <= high
-
-
-def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> bool:
-    """Whether a value is an integer of Python or NumPy within bounds, but no bool."""
-    return isinstance(value, int | np.integer) and not isinstance(value, bool) and bool(low <= value <= high)
 
 
 def check_count(value: Any, name: str) -> None:

@@ -10,13 +10,15 @@ More than 300 lines: a pool gives rows and pages together, and takes them back t
 from collections import Counter
 from collections.abc import Sequence
 from typing import Any, NamedTuple
+from weakref import WeakSet
 
 import jax
 import numpy as np
 
 from hybridlm.steps.structure import Rows
 from ir_passes.host.page_owner import Page, PageOwner
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted, frozen_copy
+from ir_passes.host.slot_faults import SlotError, SlotFault, SlotsExhausted
+from ir_passes.host.slot_owner import Slot, SlotOwner, frozen_copy
 from models import KV_BLOCK
 
 
@@ -57,7 +59,7 @@ class RowPool:
         self.page_owner = PageOwner(pages, "pages", parts=devices) if pages else None
         self._row_part, self._page_part = self.size // devices, pages // devices
         self._row_pages: list[list[Page]] = [[] for _ in range(self.size)]
-        self._kept: dict[Page, None] = {}
+        self._kept = WeakSet[Page]()
         self._table, self._counts = np.zeros((self.size, blocks), np.int32), np.zeros(self.size, np.int32)
         self.vacate()
 
@@ -74,23 +76,15 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        rows, pages, needed = self.owner, self.page_owner, self._missing(positions)
-        home = self._home_of(shared)
+        home, pages = self.page_device(shared[0]) if shared else None, self.page_owner
+        needed = -(-positions // KV_BLOCK)
+        free_rows = [self.owner.free_in(device) for device in range(self.devices)]
         ready = [
             device
             for device in range(self.devices)
-            if rows.free_in(device)
-            and (pages is None or pages.free_in(device) >= needed - (device == home) * len(shared))
+            if free_rows[device] and (pages is None or pages.free_in(device) >= needed - (device == home) * len(shared))
         ]
-        return sorted(ready, key=lambda device: (device == home, rows.free_in(device)), reverse=True)
-
-    def _home_of(self, shared: Sequence[Page]) -> int | None:
-        """Return the device of shared pages; None without any."""
-        return self.page_device(shared[0]) if shared else None
-
-    def needed(self, positions: int, device: int, shared: Sequence[Page] = ()) -> int:
-        """Return the free pages for a new row of a device; arguments as for `devices_for`."""
-        return self._missing(positions) - (len(shared) if device == self._home_of(shared) else 0)
+        return sorted(ready, key=lambda device: (device == home, free_rows[device]), reverse=True)
 
     def free_pages(self, device: int) -> int:
         return 0 if self.page_owner is None else self.page_owner.free_in(device)
@@ -112,7 +106,8 @@ class RowPool:
         slot = self.owner.acquire(devices[0] if device is None and devices else device)
         (row,) = self.rows_of([slot])
         self._consumed[row], self._unread[row] = 0, False
-        self._grow(row, positions, shared if row // self._row_part == self._home_of(shared) else ())
+        is_home = bool(shared) and row // self._row_part == self.page_device(shared[0])
+        self._grow(row, positions, shared if is_home else ())
         return slot
 
     def reserve(self, slot: Slot, positions: int) -> None:
@@ -134,7 +129,7 @@ class RowPool:
             SlotError: as `reserve`, the row has pages, or a kept page was released or is on another device.
         """
         owner, pages, device = self.page_owner, self._row_pages[row], row // self._row_part
-        count = self._missing(positions, row) - len(shared)
+        count = -(-positions // KV_BLOCK) - len(pages) - len(shared)
         if owner is None or (count < 1 and not shared):
             return
         if len(pages) + len(shared) + count > self.blocks:
@@ -148,25 +143,18 @@ class RowPool:
             )
             raise SlotError(SlotFault.PLACES.fault(f"row {row}", message))
         added = owner.acquire(max(count, 0), device)
-        pages += [*[owner.share(page) for page in shared], *added]
+        pages = [*pages, *[owner.share(page) for page in shared], *added]
         # Numbers on the device; null pages are 0 everywhere.
-        self._table[row, : len(pages)] = owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part)
-        self._counts[row] = len(pages)
+        numbers, count = owner.bind([pages], 1, len(pages))[0] % np.int32(self._page_part), len(pages)
+        # One statement without calls, so that an interrupt leaves no row with other pages than in its table.
+        self._row_pages[row], self._table[row, :count], self._counts[row] = pages, numbers, count
 
-    def _missing(self, positions: int, row: int | None = None) -> int:
-        """Return the number of missing pages of a row, or of a new one."""
-        pages = 0 if self.page_owner is None else -(-positions // KV_BLOCK)
-        return pages if row is None else max(0, pages - len(self._row_pages[row]))
-
-    def missing(self, slot: Slot, positions: int) -> int:
-        return self._missing(positions, self.rows_of([slot])[0])
-
-    def can_reserve(self, slot: Slot, positions: int) -> bool:
-        return self.missing(slot, positions) <= self.free_pages(self.device_of(slot))
-
-    def short(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
-        rows = zip(self.rows_of(slots), positions, strict=True)
-        return [index for index, (row, count) in enumerate(rows) if self._missing(count, row)]
+    def missing(self, slots: Sequence[Slot], positions: Sequence[int]) -> list[int]:
+        """Return the number of missing pages of each row's first positions."""
+        if self.page_owner is None:
+            return [0] * len(slots)
+        counts = zip(self.rows_of(slots), positions, strict=True)
+        return [max(0, -(-count // KV_BLOCK) - len(self._row_pages[row])) for row, count in counts]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
@@ -190,18 +178,16 @@ class RowPool:
         Returns:
             False if rows or pages are left that a traceback still holds.
         """
-        rows = self.owner.reclaim()
-        for row in rows:
+        self.owner.reclaim()
+        held_rows = self.owner.held
+        for row in set(range(self.size)).difference(held_rows):
             self._release_pages(row)
         if self.page_owner is not None:
             self.page_owner.reclaim()
-        if rows and not self.owner.held:
+        if not held_rows:
             self.vacate()
         rights = 0 if self.page_owner is None else int(self.page_owner.counts().sum())
-        return len(self.owner.held) == held and rights == int(self._counts.sum()) + len(self._kept)
-
-    def device_of(self, slot: Slot) -> int:
-        return self.devices_of([slot])[0]
+        return len(held_rows) == held and rights == int(self._counts.sum()) + len(self._kept)
 
     def devices_of(self, slots: Sequence[Slot | None]) -> list[int]:
         return [row * self.devices // self.size for row in self.rows_of(slots)]
@@ -278,24 +264,12 @@ class RowPool:
             lane_rows += [
                 row_at[lane] if lane in row_at else next(unused) for lane in range(device * each, (device + 1) * each)
             ]
-        numbers = np.array(lane_rows, np.int32)
-        used = set(rows)
-        table = self.page_table(lane_rows, [row in used for row in lane_rows])
-        return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), table)
-
-    def page_table(self, rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        """Return the page table of a step, int32 [lane, block]; None without a KV cache.
-
-        Numbers count on the lane's device; 0, the null page, stands for missing pages and in idle lanes.
-
-        Args:
-            used: whether a sequence has the lane.
-        """
-        if self.page_owner is None:
-            return None
-        table = self._table[list(rows)]
-        table[~np.array(used, bool)] = 0
-        return frozen_copy(table)
+        numbers, pages = np.array(lane_rows, np.int32), None
+        if self.page_owner is not None:
+            table = np.zeros((lanes, self.blocks), np.int32)  # idle lanes have null pages
+            table[list(places)] = self._table[rows]
+            pages = frozen_copy(table)
+        return places, LaneMap(frozen_copy(numbers), frozen_copy(numbers % np.int32(part_rows)), pages)
 
     def page(self, slot: Slot, block: int) -> int:
         """Return the page number of a row's block, over all devices; raises SlotError without one."""
@@ -310,14 +284,14 @@ class RowPool:
         assert self.page_owner is not None
         self.page(slot, block)
         page = self.page_owner.share(self._row_pages[self.rows_of([slot])[0]][block])
-        self._kept[page] = None
+        self._kept.add(page)
         return page
 
     def drop_page(self, page: Page) -> None:
         """Give back a right of `keep_page`; raises SlotError for any other page."""
         assert self.page_owner is not None
+        self._kept.discard(page)
         self.page_owner.release(page)
-        del self._kept[page]
 
     def page_number(self, page: Page) -> int:
         """Return a page's number, over all devices; raises SlotError if it was released."""

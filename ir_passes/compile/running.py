@@ -1,5 +1,6 @@
 """Calls of a compiled step."""
 
+import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -11,6 +12,9 @@ from ir_passes.contract.contract import BoundContract
 from ir_passes.jaxpr import refused
 from ir_passes.xla_audit.findings import AuditError, Finding, FindingKind
 from ir_passes.xla_audit.hlo import addresses
+
+STATUS = re.compile("[A-Z][A-Z_]+: ")
+"""Begin of XLA's error messages, such as INVALID_ARGUMENT."""
 
 
 @dataclass(frozen=True)
@@ -36,6 +40,8 @@ def successors_of(bound: BoundContract) -> tuple[Successor, ...]:
 class Running:
     """A compiled step that consumes pools with successors.
 
+    A call raises JaxRuntimeError if the device fails or a C++ kernel refuses its operands.
+
     Args:
         entry: callable with the function's arguments.
         certify: "error" raises on moved pools, "warn" warns; "off" does not check.
@@ -49,7 +55,13 @@ class Running:
     def __call__(self, *args: Any, **kwargs: Any) -> Any:
         if refused.forked:
             raise refused.ForkedProcessError("a compiled step")
-        return self._run(*args, **kwargs)
+        try:
+            return self._run(*args, **kwargs)
+        except ValueError as error:
+            # JAX's fast path, from the second call on, has another type for XLA's errors than the first call.
+            if STATUS.match(str(error)) is None:
+                raise
+            raise jax.errors.JaxRuntimeError(str(error)) from error
 
     def _first_run(self, *args: Any, **kwargs: Any) -> Any:
         """Report moved pools of the first call; later calls run XLA's program directly."""

@@ -4,7 +4,8 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from ir_passes.host.slot_owner import Slot, SlotError, SlotFault, SlotOwner, frozen_copy
+from ir_passes.host.slot_faults import SlotError, SlotFault
+from ir_passes.host.slot_owner import Slot, SlotOwner, frozen_copy
 
 
 def bind_local(owners: Sequence[SlotOwner], slots: Sequence[Slot | None], lanes: int) -> np.ndarray:

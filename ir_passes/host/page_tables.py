@@ -7,7 +7,8 @@ import numpy as np
 
 from ir_passes.contract.entries import PageTable
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import NULL_ROW, SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
+from ir_passes.host.slot_owner import NULL_ROW
 
 
 def written_places(first: np.ndarray, count: np.ndarray, *, tokens: int, pages: int) -> np.ndarray:

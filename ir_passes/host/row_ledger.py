@@ -13,7 +13,8 @@ import numpy as np
 from jax import Array
 
 from ir_passes.contract.statements import Statement
-from ir_passes.host.slot_owner import SlotError, SlotFault, frozen_copy
+from ir_passes.host.slot_faults import SlotError, SlotFault
+from ir_passes.host.slot_owner import frozen_copy
 
 
 class ReservedOwner(IntEnum):

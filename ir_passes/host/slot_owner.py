@@ -1,20 +1,22 @@
-"""Ownership of a pool's rows on the host: each row has at most one holder.
+"""Ownership of a pool's rows on the host: `RowOwner` counts the rights to each row.
 
 `SlotOwner` makes the assumptions of `contract.SlotMap` true: row numbers in range, active entries distinct, idle lanes
 on the null row. A `Slot` is a linear token: after `release` or `move` every use raises, so no row is freed twice, used
-after release, or written by two lanes. Row numbers leave this module only in new immutable arrays.
+after release, or written by two lanes. Row numbers leave the owners only in new immutable arrays.
 """
 
 import threading
-import weakref
 from collections import Counter, deque
-from collections.abc import Sequence
-from typing import ClassVar, Literal, NoReturn
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any, ClassVar, Generic, Literal, TypeVar
+from weakref import ref
 
 import numpy as np
 
 from ir_passes.contract.contract import SlotMap
-from ir_passes.contract.statements import StatedError, Statement, StatementId
+from ir_passes.contract.statements import Statement
+from ir_passes.host.slot_faults import OneHolder, SlotError, SlotFault, SlotsExhausted
 
 NULL_ROW = 0
 """Row of idle lanes; never allocated."""
@@ -25,78 +27,163 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
-class SlotFault(StatementId):
-    """Faults of row numbers, pages and labels of rows."""
-
-    SIZE = "size", "A pool is too small for any row or page to be handed out."
-    EXHAUSTED = "exhausted", "Fewer rows or pages are free than are asked for."
-    LANES = "lanes", "There is not one slot, row of pages or range of places for each lane."
-    NO_TOKEN = "no-token", "Something stands in the place of a slot or page that is none."
-    FOREIGN = "foreign", "A slot or page belongs to another owner."
-    RELEASED = "released", "A slot or page was released or moved before."
-    NO_NULL_ROW = "no-null-row", "A lane is idle, or has pages left, and the pool has no null row."
-    SHARED = "shared", "What a lane writes is another lane's, or another holder's, too."
-    NOT_DISJOINT = "not-disjoint", "A slot is in two slot maps that are declared disjoint."
-    NULL_PAGE = "null-page", "The null page would be written."
-    PLACES = "places", "A lane has more pages, or writes to other places, than its table has."
-    RANGE = "range", "Entries of a page table are out of range."
-    STATES = "states", "A row is in two states at once, or in none."
-    DROPPED = "dropped", "A token was dropped without being released."
-    NO_ROW = "no-row", "A sequence has no row of the pool where it must have one."
-    UNREAD = "unread", "The last step has not been read, and decides how many tokens the rows have consumed."
-    ACCEPTED = "accepted", "A verifying step has accepted no token of a lane, or more than it was given."
-    OWNER = "owner", "The number of an owner is not positive."
-    TWO_LANES = "two-lanes", "Two lanes belong to one owner."
-    NO_LABEL = "no-label", "A sequence continues, or is copied, and no step has written its rows."
-
-
-class SlotError(StatedError, ValueError):
-    """Rows, pages or labels violate a contract; has every `SlotFault`."""
-
-
-class SlotsExhausted(SlotError):
-    """No row or page is free."""
-
-
-class OneHolder:
-    """An object with one holder: compared by identity, not copied or pickled.
+@dataclass(eq=False, repr=False, slots=True)
+class Right(OneHolder):
+    """The right to a row of an owner.
 
     Attributes:
-        _instead: advice on copies.
+        epoch: number of rights to the row so far, this one included: of a slot its tenancy.
     """
 
-    __slots__ = ("__weakref__",)
-    _instead: ClassVar[str]
-
-    def __copy__(self) -> NoReturn:
-        raise TypeError(f"{self!r} has one holder and cannot be copied; {self._instead}")
-
-    def __deepcopy__(self, memo: dict) -> NoReturn:
-        self.__copy__()
-
-    def __reduce__(self) -> NoReturn:
-        self.__copy__()
+    _owner: "RowOwner[Any]"
+    _row: int
+    epoch: int
 
 
-class Slot(OneHolder):
-    """The right to one row, from `SlotOwner.acquire`."""
+R = TypeVar("R", bound=Right)
 
-    __slots__ = ("_generation", "_owner", "_row")
-    _instead = "use SlotOwner.move to hand it on"
 
-    def __init__(self, owner: "SlotOwner", row: int, generation: int):
-        self._owner, self._row, self._generation = owner, row, generation
+class RowOwner(Generic[R]):
+    """Thread-safe allocator of numbered rows, in equal parts of consecutive rows: one per device.
 
-    def __repr__(self) -> str:
-        return f"row {self._row} (tenant {self._generation}) of {self._owner.name!r}"
+    Every row is a null row, free, or held. The rights decide: free rows and numbers of holders follow from them, so
+    that `reclaim` repairs both after an interrupt between two statements.
+
+    Args:
+        size: rows, null rows included.
+        name: groups of pools, for messages.
+        null: the first row of each part is never allocated.
+    """
+
+    _kind: type[R]
+    _noun: ClassVar[str]
+    _rows: ClassVar[str]
+    _texts: ClassVar[Mapping[SlotFault, str]]
+
+    def __init__(self, size: int, name: str, null: bool, parts: int):
+        self.size, self.name, self.null, self.parts = size, name, null, parts
+        self._lock, self._each = threading.Lock(), size // parts
+        self._free = [deque(range(begin + null, begin + self._each)) for begin in range(0, size, self._each)]
+        self._rights: dict[ref[R], int] = {}
+        self._holders = np.zeros(size, np.int32)
+        self._epochs = [0] * size
 
     @property
-    def epoch(self) -> int:
-        """Tenancy of the row, counted from 1."""
-        return self._generation
+    def free(self) -> int:
+        with self._lock:
+            return sum(map(len, self._free))
+
+    @property
+    def held(self) -> list[int]:
+        """Sorted rows with a holder."""
+        with self._lock:
+            return sorted(set(self._rights.values()))
+
+    def free_in(self, part: int) -> int:
+        """Return the number of free rows of a part."""
+        with self._lock:
+            return len(self._free[part])
+
+    def release(self, right: R) -> None:
+        """Give a right up; raises SlotError for a released, moved or foreign one."""
+        with self._lock:
+            row = self._end("release", right)
+            if not self._holders[row]:
+                self._free[row // self._each].append(row)
+
+    def reclaim(self) -> list[int]:
+        """End the rights that were dropped without release; return their rows.
+
+        Every row without a right is then free, also after an interrupt in another method.
+        """
+        with self._lock:
+            lost, free = self._lost(), {row for part in self._free for row in part}
+            self._rights = {right: row for right, row in self._rights.items() if right() is not None}
+            self._holders = self._count()
+            for part, begin in enumerate(range(0, self.size, self._each)):
+                rows = dict.fromkeys([*self._free[part], *range(begin + self.null, begin + self._each)])
+                self._free[part] = deque(row for row in rows if not self._holders[row])
+            return sorted({*lost, *(row for part in self._free for row in part if row not in free)})
+
+    def check_integrity(self) -> None:
+        """Check that every row is exactly one of: null row (if any), free, held.
+
+        A row in two states or none, a wrong number of holders, or a right dropped without release, is a SlotError.
+        """
+        with self._lock:
+            free, holders, lost = [row for part in self._free for row in part], self._count(), self._lost()
+            nulls = list(range(0, self.size, self._each)) if self.null else []
+            held_rows = np.flatnonzero(holders).tolist()
+            counts = Counter([*nulls, *free, *held_rows])
+            wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
+            faults: list[Statement] = []
+            if wrong:
+                total, numbers = sum(counts.values()), f"{len(nulls)} + {len(free)} + {len(held_rows)}"
+                message = self._texts[SlotFault.STATES].format(
+                    numbers=numbers, total=total, size=self.size, wrong=wrong, free=free, held=held_rows
+                )
+                faults.append(SlotFault.STATES.fault("", message))
+            if len(unequal := np.flatnonzero(holders != self._holders)):
+                message = f"expected the holders {holders[unequal].tolist()}, counted {self._holders[unequal].tolist()}"
+                faults.append(SlotFault.STATES.fault(f"{self._rows} {unequal.tolist()}", message))
+            if lost:
+                message = f"they are held by tokens that no longer exist; release a {self._noun} before dropping it"
+                faults.append(SlotFault.DROPPED.fault(f"{self._rows} {lost}", message))
+            if faults:
+                raise self._error("integrity", faults)
+
+    def _issue(self, row: int) -> R:
+        self._epochs[row] += 1
+        right = self._kind(self, row, self._epochs[row])
+        self._rights[ref(right)] = row
+        self._holders[row] += 1
+        return right
+
+    def _end(self, action: str, right: R) -> int:
+        """End a right and return its row; raises SlotError."""
+        row = self._row_of(action, right)
+        del self._rights[ref(right)]
+        self._holders[row] -= 1
+        return row
+
+    def _row_of(self, action: str, right: R) -> int:
+        if not (isinstance(right, self._kind) and ref(right) in self._rights):
+            raise self._error(f"{action} of {right!r}", [self._fault(self._noun, right)])
+        return right._row
+
+    def _count(self) -> np.ndarray:
+        """Return the number of rights to each row, int32 [size]."""
+        return np.bincount(np.fromiter(self._rights.values(), np.int64), minlength=self.size).astype(np.int32)
+
+    def _lost(self) -> list[int]:
+        return sorted({row for right, row in self._rights.items() if right() is None})
+
+    def _fault(self, where: str, right: R) -> Statement:
+        """Return the fault of an object without a right to a row."""
+        fault, now = SlotFault.RELEASED, ""
+        if not isinstance(right, self._kind):
+            fault = SlotFault.NO_TOKEN
+        elif right._owner is not self:
+            fault = SlotFault.FOREIGN
+        else:
+            now = f"held by tenant {self._epochs[right._row]}" if self._holders[right._row] else "free"
+        return fault.fault(where, self._texts[fault].format(right=right, name=self.name, size=self.size, now=now))
+
+    def _error(self, action: str, faults: Sequence[Statement]) -> SlotError:
+        return SlotError(*faults, where=f"{self._noun}s of {self.name!r}, {action}")
 
 
-class SlotOwner:
+class Slot(Right):
+    """The right to one row, from `SlotOwner.acquire`."""
+
+    __slots__ = ()
+    _instead = "use SlotOwner.move to hand it on"
+
+    def __repr__(self) -> str:
+        return f"row {self._row} (tenant {self.epoch}) of {self._owner.name!r}"
+
+
+class SlotOwner(RowOwner[Slot]):
     """Allocator of a pool's rows except the null row; `acquire` returns the row released first.
 
     Methods are thread-safe, but the caller orders calls: an array of `bind` is valid until one of its slots is
@@ -110,41 +197,32 @@ class SlotOwner:
             with the most free rows.
     """
 
+    _kind, _noun, _rows = Slot, "slot", "rows"
+    _texts = {
+        SlotFault.NO_TOKEN: "expected a slot of {name!r} or None, got {right!r}; rows are not given by number",
+        SlotFault.FOREIGN: "{right!r} belongs to another owner; expected a slot of {name!r} ({size} rows)",
+        SlotFault.RELEASED: (
+            "{right!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
+        ),
+        SlotFault.STATES: (
+            "expected null + free + held = size, each row once; got {numbers} = {total} of {size}; rows by times "
+            "found: {wrong}; free {free}, held {held}"
+        ),
+    }
+
     def __init__(self, size: int, name: str = "slots", null: bool = True, parts: int = 1):
-        min_size = 2 if null else 1
-        if size < min_size:
+        if size < 1 + null:
             why = ": row 0 is never handed out" if null else ""
-            message = f"expected a size of at least {min_size}, got {size}{why}"
+            message = f"expected a size of at least {1 + null}, got {size}{why}"
             raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
         if size % parts or (null and parts > 1):
             message = f"expected {parts} equal parts without a null row, got {size} rows, null={null}"
             raise SlotError(SlotFault.SIZE.fault(f"slots of {name!r}", message))
-        self.size, self.name, self.null = size, name, null
-        self._lock, self._each = threading.Lock(), size // parts
-        self._free = [deque(range(begin, begin + self._each)) for begin in range(0, size, self._each)]
-        if null:
-            self._free[0].popleft()
-        self._held: dict[int, weakref.ref[Slot]] = {}
-        self._tenants = [0] * size
+        super().__init__(size, name, null, parts)
 
     @classmethod
     def of(cls, slot_map: SlotMap) -> "SlotOwner":
         return cls(slot_map.size, ", ".join(slot_map.names), slot_map.null)
-
-    @property
-    def free(self) -> int:
-        with self._lock:
-            return sum(map(len, self._free))
-
-    @property
-    def held(self) -> list[int]:
-        """Sorted rows with a holder."""
-        with self._lock:
-            return sorted(self._held)
-
-    def free_in(self, part: int) -> int:
-        with self._lock:
-            return len(self._free[part])
 
     def acquire(self, number: int | None = None) -> Slot:
         """Take a free row; it holds earlier state.
@@ -162,27 +240,10 @@ class SlotOwner:
                 raise SlotsExhausted(SlotFault.EXHAUSTED.fault(f"slots of {self.name!r}", message))
             return self._issue(part.popleft())
 
-    def release(self, slot: Slot) -> None:
-        """Give a row back; raises SlotError for a released, moved or foreign slot."""
-        with self._lock:
-            self._raise(f"release of {slot!r}", self._faults("slot", slot))
-            del self._held[slot._row]
-            self._free[slot._row // self._each].append(slot._row)
-
-    def reclaim(self) -> list[int]:
-        """Free the rows of slots that were dropped without release; return them."""
-        with self._lock:
-            lost = self._lost()
-            for row in lost:
-                del self._held[row]
-                self._free[row // self._each].append(row)
-            return lost
-
     def move(self, slot: Slot) -> Slot:
         """Return a new slot of the row and invalidate the old one; raises as `release`."""
         with self._lock:
-            self._raise(f"move of {slot!r}", self._faults("slot", slot))
-            return self._issue(slot._row)
+            return self._issue(self._end("move", slot))
 
     def bind(
         self,
@@ -210,11 +271,12 @@ class SlotOwner:
                 message = f"expected one slot or None for each of {lanes} lanes, got {len(slots)}"
                 faults.append(SlotFault.LANES.fault("", message))
             for lane, slot in enumerate(slots):
-                if slot is not None:
-                    faults += self._faults(f"lane {lane}", slot)
-                elif not self.null:
-                    message = "expected a slot, got None; this pool has no null row for idle lanes"
-                    faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
+                if slot is None:
+                    if not self.null:
+                        message = "expected a slot, got None; this pool has no null row for idle lanes"
+                        faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
+                elif not (isinstance(slot, Slot) and ref(slot) in self._rights):
+                    faults.append(self._fault(f"lane {lane}", slot))
             if role != "read":
                 counts = Counter(id(slot) for slot in slots if slot is not None)
                 for slot in {id(slot): slot for slot in slots if slot is not None and counts[id(slot)] > 1}.values():
@@ -232,57 +294,7 @@ class SlotOwner:
                         "declared disjoint; acquire a slot for this map"
                     )
                     faults.append(SlotFault.NOT_DISJOINT.fault(f"lane {lane}", message))
-            self._raise(f"bind of {lanes} lanes, role {role!r}", faults)
+            if faults:
+                raise self._error(f"bind of {lanes} lanes, role {role!r}", faults)
             rows = [NULL_ROW if slot is None else slot._row for slot in slots]
         return frozen_copy(np.array(rows, np.int32))
-
-    def check_integrity(self) -> None:
-        """Check that every row is exactly one of: null row (if any), free, held.
-
-        A row in two states or none, or a token dropped without release, is a SlotError.
-        """
-        with self._lock:
-            free, occupied, lost = [row for part in self._free for row in part], list(self._held), self._lost()
-            nulls = [NULL_ROW] if self.null else []
-            counts = Counter([*nulls, *free, *occupied])
-            wrong = {row: counts[row] for row in {*range(self.size), *counts} if counts[row] != 1 or row >= self.size}
-            faults: list[Statement] = []
-            total = len(nulls) + len(free) + len(occupied)
-            if wrong or total != self.size:
-                message = (
-                    f"expected null + free + held = size, each row once; got {len(nulls)} + {len(free)} "
-                    f"+ {len(occupied)} = {total} of {self.size}; rows by times found: {wrong}; free {free}, "
-                    f"held {sorted(occupied)}"
-                )
-                faults.append(SlotFault.STATES.fault("", message))
-            if lost:
-                message = "they are held by tokens that no longer exist; release a slot before dropping it"
-                faults.append(SlotFault.DROPPED.fault(f"rows {lost}", message))
-            self._raise("integrity", faults)
-
-    def _issue(self, row: int) -> Slot:
-        self._tenants[row] += 1
-        slot = Slot(self, row, self._tenants[row])
-        self._held[row] = weakref.ref(slot)
-        return slot
-
-    def _lost(self) -> list[int]:
-        return sorted(row for row, reference in self._held.items() if reference() is None)
-
-    def _faults(self, where: str, slot: Slot) -> list[Statement]:
-        if not isinstance(slot, Slot):
-            message = f"expected a slot of {self.name!r} or None, got {slot!r}; rows are not given by number"
-            return [SlotFault.NO_TOKEN.fault(where, message)]
-        if slot._owner is not self:
-            message = f"{slot!r} belongs to another owner; expected a slot of {self.name!r} ({self.size} rows)"
-            return [SlotFault.FOREIGN.fault(where, message)]
-        reference = self._held.get(slot._row)
-        if reference is not None and reference() is slot:
-            return []
-        now = "free" if reference is None else f"held by tenant {self._tenants[slot._row]}"
-        message = f"{slot!r} was released or moved, its row is now {now}; use the slot that acquire or move gave"
-        return [SlotFault.RELEASED.fault(where, message)]
-
-    def _raise(self, action: str, faults: list[Statement]) -> None:
-        if faults:
-            raise SlotError(*faults, where=f"slots of {self.name!r}, {action}")

@@ -169,8 +169,8 @@ def test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit(
     def poison(rows: Any, owners: list[Any]) -> Any:
         pool, pages = stepped[-1], stepped[-1].page_owner
         assert pages is not None
-        free_rows = np.array([row not in pool.owner._held for row in range(pool.size)])
-        free_pages = np.array([page not in pages._holders for page in range(pool.pages)])
+        free_rows = np.array([row not in pool.owner.held for row in range(pool.size)])
+        free_pages = np.array([page not in pages.held for page in range(pool.pages)])
         assert len(free_rows) != len(free_pages)
         free = {len(part): part for part in (free_rows, free_pages)}
         where = lambda leaf: free[len(leaf)].reshape((-1,) + (1,) * (leaf.ndim - 1))

@@ -88,9 +88,8 @@ def pages_of(session: hybridlm.Session, index: int) -> list[int]:
     scheduler: Any = session._scheduler
     (sequence,) = [sequence for sequence in scheduler.joined if sequence.request.index == index]
     pool = pool_of(session)
-    table = pool.page_table(pool.rows_of([sequence.slot]), [True])
-    assert table is not None
-    return [page for page in table[0].tolist() if page]
+    (row,) = pool.rows_of([sequence.slot])
+    return [page for page in pool._table[row].tolist() if page]
 
 
 def numbers_in(session: hybridlm.Session, pages: list[int]) -> list[bytes]:

@@ -23,7 +23,7 @@ def tables(pool: RowPool, slots: list[Slot]) -> list[list[int]]:
     assert lane_map.pages is not None
     each = pool.pages // pool.devices
     return [
-        [int(page) + pool.device_of(slot) * each for page in lane_map.pages[place] if page]
+        [int(page) + pool.devices_of([slot])[0] * each for page in lane_map.pages[place] if page]
         for slot, place in zip(slots, places, strict=True)
     ]
 
@@ -47,17 +47,17 @@ def test_random_sequences_have_their_pages_alone(seed: int) -> None:
                     pool.acquire(positions)
                 continue
             slot = pool.acquire(positions)
-            device = pool.device_of(slot)
+            device = pool.devices_of([slot])[0]
             assert rows[device] == max(rows[each] for each in fitting)
             held[slot], rows[device], free[device] = needed, rows[device] - 1, free[device] - needed
         elif rng.random() < 0.4:
-            device = pool.device_of(slot)
+            device = pool.devices_of([slot])[0]
             pool.release(slot)
             rows[device], free[device] = rows[device] + 1, free[device] + held.pop(slot)
         else:
-            device, needed = pool.device_of(slot), max(held[slot], -(-positions // KV_BLOCK))
-            assert pool.can_reserve(slot, positions) == (free[device] >= needed - held[slot])
-            if pool.can_reserve(slot, positions):
+            device, needed = pool.devices_of([slot])[0], max(held[slot], -(-positions // KV_BLOCK))
+            assert pool.missing([slot], [positions]) == [needed - held[slot]]
+            if free[device] >= needed - held[slot]:
                 pool.reserve(slot, positions)
                 free[device], held[slot] = free[device] - needed + held[slot], needed
             else:

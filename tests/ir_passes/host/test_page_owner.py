@@ -9,7 +9,7 @@ import pytest
 from ir_passes import PageTable
 from ir_passes.host.page_owner import PageOwner
 from ir_passes.host.page_tables import check_page_tables, written_places
-from ir_passes.host.slot_owner import SlotError, SlotFault, SlotsExhausted
+from ir_passes.host.slot_faults import SlotError, SlotFault, SlotsExhausted
 
 ENTRY = PageTable("kv", 8)
 TABLE = np.array([[1, 2, 0], [1, 3, 4]], np.int32)
@@ -76,7 +76,7 @@ def test_holders_are_counted() -> None:
     assert pages.free == 5 and not pages.counts()[2]
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.RELEASED,)):
         pages.holders(others[0])
-    pages._counts[1] = 2
+    pages._holders[1] = 2
     with pytest.raises(SlotError, check=lambda error: error.ids == (SlotFault.STATES,)):
         pages.check_integrity()
 

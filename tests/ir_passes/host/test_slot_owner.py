@@ -15,7 +15,8 @@ from hypothesis.stateful import Bundle, RuleBasedStateMachine, consumes, invaria
 
 from ir_passes import SlotMap
 from ir_passes.host.local_slots import bind_local
-from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotError, SlotFault, SlotOwner, SlotsExhausted
+from ir_passes.host.slot_faults import SlotError, SlotFault, SlotsExhausted
+from ir_passes.host.slot_owner import NULL_ROW, Slot, SlotOwner
 
 
 def row_of(owner: SlotOwner, slot: Slot) -> int:

@@ -191,8 +191,7 @@ class Run:
                 if other is sequence and dispatched.accepted is not None:
                     consumed += int(dispatched.accepted[lane])  # the host learns it in the next step
         if consumed:
-            pages = pool.page_table([row], [True])
-            lane_pages = None if pages is None else pages[0]
+            lane_pages = None if pool.page_owner is None else pool._table[row]
             self._replayed.check(self._numbers[sequence.request.index], pool.look(), row, lane_pages, consumed)
             self.checked += 1
 

@@ -152,6 +152,18 @@ def test_step_is_certified_and_in_place(dtype: Any, tokens: int):
         np.testing.assert_array_equal(result, expected)
 
 
+def test_compiled_step_refuses_operands_alike_before_and_after_its_first_call() -> None:
+    """JAX's fast path, which begins with the second call, has ValueError for the kernel's error."""
+    state, lengths, x, fresh = arguments(3)
+    wrong = lengths.at[2].set(4)
+    for calls in range(3):
+        compiled = compile_step(step, (state, lengths, x, fresh), CONTRACT)
+        for _ in range(calls):
+            jax.block_until_ready(compiled(jnp.array(state), lengths, x, fresh))
+        with pytest.raises(jax.errors.JaxRuntimeError, match="INVALID_ARGUMENT: conv_step: lane 2 .* expected 0 to 3"):
+            jax.block_until_ready(compiled(jnp.array(state), wrong, x, fresh))
+
+
 def test_each_device_of_a_mesh_has_its_lanes_and_channels():
     state, lengths, x, fresh = (array[:4] for array in arguments(3, channels=38))  # the second lane is idle
     weight, bias = weights(38)

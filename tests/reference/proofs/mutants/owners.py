@@ -9,7 +9,8 @@ from mutants.mutant import Mutant, Tier
 from zoo.program import LANES, SLOTS
 
 from ir_passes import SlotError
-from ir_passes.host.slot_owner import Slot, SlotOwner, SlotsExhausted
+from ir_passes.host.slot_faults import SlotsExhausted
+from ir_passes.host.slot_owner import Slot, SlotOwner
 
 
 def held(count: int) -> tuple[SlotOwner, list[Slot]]:

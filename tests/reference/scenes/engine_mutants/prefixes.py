@@ -22,13 +22,14 @@ from models import KV_BLOCK, kv_blocks
 
 def kept(patch: pytest.MonkeyPatch, change) -> None:
     """Change buffers copied out of a row: `change(part, CachedBuffers)`."""
-    right = RowMoves._keep
+    right = RowMoves._copy
 
-    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, *arguments: Any) -> None:
-        right(self, buffers, part, *arguments)
+    def copy(self: RowMoves, part: Any, *arguments: Any) -> CachedBuffers:
+        buffers = right(self, part, *arguments)
         change(part, buffers)
+        return buffers
 
-    patch.setattr(RowMoves, "_keep", keep)
+    patch.setattr(RowMoves, "_copy", copy)
 
 
 def restored(patch: pytest.MonkeyPatch, change) -> None:
@@ -41,11 +42,11 @@ def restored(patch: pytest.MonkeyPatch, change) -> None:
     patch.setattr(RowMoves, "_restore", restore)
 
 
-@replaced(RowMoves, "_keep")
-def of_the_first_row(right: Any, self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, maps: Any) -> None:
+@replaced(RowMoves, "_copy")
+def of_the_first_row(right: Any, self: RowMoves, part: Any, pool: RowPool, maps: Any, *about: Any) -> CachedBuffers:
     """Every state is copied from the row of the step's first lane."""
     row, *rest = maps
-    right(self, buffers, part, pool, (row * 0 if part == "state" else row, *rest))
+    return right(self, part, pool, (row * 0 if part == "state" else row, *rest), *about)
 
 
 @replaced(Scheduler, "_cache_state")
@@ -177,15 +178,15 @@ def before_the_step(patch: pytest.MonkeyPatch) -> None:
         pools[pool] = jax.tree.map(jnp.copy, look(pool))
         return run(self, shape, pool, *arguments, **options)
 
-    right = RowMoves._keep
+    right = RowMoves._copy
 
-    def keep(self: RowMoves, buffers: CachedBuffers, part: Any, pool: RowPool, *arguments: Any) -> None:
+    def copy(self: RowMoves, *arguments: Any) -> CachedBuffers:
         with pytest.MonkeyPatch.context() as inner:
             inner.setattr(RowPool, "look", lambda pool: pools[pool])
-            right(self, buffers, part, pool, *arguments)
+            return right(self, *arguments)
 
     patch.setattr(Engine, "run", wrong_run)
-    patch.setattr(RowMoves, "_keep", keep)
+    patch.setattr(RowMoves, "_copy", copy)
 
 
 def one_span_for_all(patch: pytest.MonkeyPatch) -> None:

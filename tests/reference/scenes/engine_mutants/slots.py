@@ -57,7 +57,7 @@ def of_the_step_before(patch: pytest.MonkeyPatch) -> None:
 @replaced(Scheduler, "_release_finished")
 def given_back_before_the_last_step(right: Any, self: Scheduler, dispatched: Any) -> None:
     for sequence, _ in dispatched.sequences:
-        if sequence.slot is not None and self._pool is not None and sequence.remaining(self._engine.context) == 1:
+        if sequence.slot is not None and self._pool is not None and sequence.sampled == sequence.max_sampled - 1:
             self._pool.owner.release(sequence.slot)
     right(self, dispatched)
 
@@ -93,34 +93,34 @@ def given_back_too_early(right: Any, self: RowPool, row: int, *about: Any) -> No
         self.page_owner.release(self._row_pages[row][0])
 
 
-@replaced(RowPool, "page_table")
+@replaced(RowPool, "arrange")
 def one_page_for_two_lanes(
-    right: Any, self: RowPool, lane_rows: Sequence[int], used: Sequence[bool]
-) -> np.ndarray | None:
-    pages = right(self, lane_rows, used)
-    if pages is None or len(pages) < 2 or not pages[:2, 0].all():
-        return pages
-    pages = pages.copy()
+    right: Any, self: RowPool, slots: Sequence[Slot], lanes: int
+) -> tuple[Sequence[int], LaneMap]:
+    places, lane_map = right(self, slots, lanes)
+    if lane_map.pages is None or lanes < 2 or not lane_map.pages[:2, 0].all():
+        return places, lane_map
+    pages = lane_map.pages.copy()
     pages[1, 0] = pages[0, 0]
-    return pages
+    return places, lane_map._replace(pages=pages)
 
 
 def table_of_an_earlier_sequence(patch: pytest.MonkeyPatch) -> None:
     """The device keeps the table of a row until its number of pages changes."""
-    right = RowPool.page_table
+    right = RowPool.arrange
     kept: dict[tuple[int, int], np.ndarray] = {}
 
-    def table(self: RowPool, lane_rows: Sequence[int], used: Sequence[bool]) -> np.ndarray | None:
-        pages = right(self, lane_rows, used)
-        if pages is None:
-            return None
+    def arrange(self: RowPool, slots: Sequence[Slot], lanes: int) -> tuple[Sequence[int], LaneMap]:
+        places, lane_map = right(self, slots, lanes)
+        if lane_map.pages is None:
+            return places, lane_map
         rows = [
             kept.setdefault((row, int(np.count_nonzero(lane))), lane)
-            for row, lane in zip(lane_rows, pages, strict=True)
+            for row, lane in zip(lane_map.rows.tolist(), lane_map.pages, strict=True)
         ]
-        return np.stack(rows)
+        return places, lane_map._replace(pages=np.stack(rows))
 
-    patch.setattr(RowPool, "page_table", table)
+    patch.setattr(RowPool, "arrange", arrange)
 
 
 @replaced(Scheduler, "_preempt")
@@ -134,7 +134,7 @@ def grows_without_a_page(patch: pytest.MonkeyPatch) -> None:
     patch.setattr(Decoding, "grow", lambda self, sequence, pool: True)
 
 
-@replaced(ActiveSequence, "begin")
+@replaced(ActiveSequence, "begin_again")
 def resumes_with_a_stale_count(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence goes on at its old position, in an empty row."""
     consumed = self.consumed
@@ -142,7 +142,7 @@ def resumes_with_a_stale_count(right: Any, self: ActiveSequence) -> None:
     self.consumed = min(consumed, len(self.prompt) - 1)
 
 
-@replaced(ActiveSequence, "begin")
+@replaced(ActiveSequence, "begin_again")
 def resumes_without_its_tokens(right: Any, self: ActiveSequence) -> None:
     """A preempted sequence reads its prompt alone, and samples its first tokens once more."""
     right(self)

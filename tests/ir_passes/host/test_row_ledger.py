@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from ir_passes.host.row_ledger import LaneWork, ReservedOwner, RowLedger
-from ir_passes.host.slot_owner import SlotError, SlotFault
+from ir_passes.host.slot_faults import SlotError, SlotFault
 
 
 def test_the_ledger_detects_forgotten_sequences() -> None:

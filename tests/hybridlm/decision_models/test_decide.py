@@ -297,7 +297,7 @@ class _Head:
 def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float]) -> None:
     """Vectors are finite, but a row of the head is not."""
     prompts: Any = text_lm.text_model.prompts
-    read: Any = SimpleNamespace(vectors=np.zeros((1, 4), np.float32))
+    read: Any = SimpleNamespace(vectors=np.zeros((1, 4), np.float32), first_wrong=None)
     head: Any = _Head(scores)
     decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})

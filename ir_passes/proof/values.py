@@ -84,13 +84,6 @@ class SlotEntry(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class HasRow(Fact):
-    """True if the slot map entry with this value number is not the null row."""
-
-    number: Number
-
-
-@dataclass(frozen=True, slots=True)
 class PageEntry(Fact):
     """Elements // `stride` = any entries of their lane in a page table.
 
@@ -255,7 +248,6 @@ class WithinLane(Fact):
     Attributes:
         axis: t = `shift` + `stride` * index along it.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
-        window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
         exact: the opposite of `when` implies the opposite.
     """
 
@@ -266,13 +258,11 @@ class WithinLane(Fact):
     shift: int = 0
     token: Symbol | None = None
     stride: int = 1
-    window: int | None = None
-    slope: int = 0
     exact: bool = False
 
     def implied(self, when: bool) -> frozenset[Condition]:
-        axis, rest = self.axis, (self.shift, self.token, self.stride, self.window)
-        if axis is None or rest != (0, None, 1, None) or not (when == self.when or self.exact):
+        axis, rest = self.axis, (self.shift, self.token, self.stride)
+        if axis is None or rest != (0, None, 1) or not (when == self.when or self.exact):
             return frozenset()
         # t - back >= start, or t - back < stop
         bound = OffsetEntry(self.layout, int(self.back < 0), axis, of_token=self.layout)
@@ -479,14 +469,6 @@ class OneHot(Fact):
     key: Number
     rows: int
     classes: int
-
-
-@dataclass(frozen=True, slots=True)
-class BroadcastVector(Fact):
-    """Element = array[index along `axis`], for the 1-D array with this value number."""
-
-    number: Number
-    axis: int
 
 
 @dataclass(frozen=True, slots=True)

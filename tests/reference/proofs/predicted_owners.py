@@ -20,11 +20,10 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
-    BroadcastVector,
     Columns,
     Counts,
     Finite,
-    HasRow,
+    Implies,
     IndexSum,
     Iota,
     Mask,
@@ -327,12 +326,6 @@ def _faults_of(
             lane = (rows[..., ~inner] >= 0) & (rows[..., ~inner] <= reality.bound.lanes)
             if ((rows[..., inner] != expected) & ~in_lane).any() or lane.any():
                 yield "is not the lane of each token, shifted"
-        case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
-            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
-                if back + slope * k:
-                    axis_left = axis - (window < axis)
-                    fact = WithinLane(layout, axis_left, back + slope * k, when, shift, None, stride)
-                    yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case WithinLane(layout, int(axis), back, when, shift, _, stride) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             token, edge = np.arange(rows.shape[-1]) * stride + shift, segment.shape[1]
@@ -432,9 +425,9 @@ def _faults_of(
         case Negative(number) if number in numbered and numbered[number].shape == array.shape:
             if (array != (numbered[number] < 0)).any():
                 yield "does not say what is negative"
-        case HasRow(number) if number in numbered and numbered[number].shape == array.shape:
-            if (array != (numbered[number] != 0)).any():
-                yield "does not say who has a row"
+        case Implies(number, zero) if number in numbered and numbered[number].shape == array.shape:
+            if (array.astype(bool) & ((numbered[number] == 0) != zero)).any():
+                yield "is true where a number is zero, or is not"
         case PlusConstant(number, by) if number in numbered and numbered[number].shape == array.shape:
             if (array != numbered[number] + np.asarray(by, array.dtype)).any():
                 yield "is not raised"
@@ -462,11 +455,6 @@ def _faults_of(
             rows = np.moveaxis(array, (axis + 1, classes + 1), (1, 2))
             if (rows != (keys[:, :, None] == np.arange(rows.shape[2]))).any():
                 yield "is not the one-hot form of its keys"
-        case BroadcastVector(number, axis) if number in numbered:
-            rows = np.moveaxis(array, axis + 1, -1)
-            entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)
-            if differing(rows, np.broadcast_to(entries, rows.shape)).any():
-                yield "is not spread from its vector"
 
 
 def _starts(reality: Reality, layout: str) -> np.ndarray:

@@ -233,7 +233,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
     token = symbol_of(fact.layout) if isinstance(fact, SegmentIds | WithinLane) and fact.axis == 0 else None
     if isinstance(fact, SegmentIds) and token is not None:
         return LaneOfToken(token, fact.layout, fact.padding)
-    if isinstance(fact, WithinLane) and fact == replace(fact, shift=0, stride=1, window=None):
+    if isinstance(fact, WithinLane) and fact == replace(fact, shift=0, stride=1):
         return None if token is None else replace(fact, axis=None, token=token)
     return None
 

@@ -102,10 +102,11 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         for start in starts_of_lanes(conditions):
             is_all, number = _has_all_lanes(site, start), lane_number(start)
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
-            if start.layout != layout or not (is_all or is_one) or not in_lane(place, start, conditions):
+            is_row = bool(start.of_token) and start.axis is not None and site.shape[start.axis] > 1
+            if start.layout != layout or not (is_all or is_one or is_row) or not in_lane(place, start, conditions):
                 continue
-            is_one = is_one or site.prover.bound.lanes == 1
-            lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0)
+            is_one = is_one or (site.prover.bound.lanes == 1 and not is_row)
+            lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0, packed=start.of_token)
             owner = site.join(lane_owner, mask.owner, other.owner)
             if not isinstance(owner, Mixed):
                 return result.replace(owner=owner, fact=None)
@@ -116,12 +117,14 @@ def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
     owner, span = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed
-    if not isinstance(owner, Mixed) or not isinstance(span, TokenSpan) or span.base is None or span.axis is None:
+    if not isinstance(owner, Mixed) or not isinstance(span, TokenSpan) or span.axis is None:
         return None, None
     if (span.stride, span.back, span.ahead) != (1, 0, 0):
         return None, None
-    terms = [(OffsetEntry(span.layout, span.base, span.axis), 1)]
-    return total([*terms, *([] if span.window is None else [(Iota(span.window), span.slope)])], span.start), span.layout
+    row = Iota(span.axis) if span.base is None else OffsetEntry(span.layout, span.base, span.axis)
+    return total(
+        [(row, 1), *([] if span.window is None else [(Iota(span.window), span.slope)])], span.start
+    ), span.layout
 
 
 def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value:

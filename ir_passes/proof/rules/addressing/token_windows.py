@@ -85,20 +85,13 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
     axis, length = fact.axis, site.shape[fact.axis]
     row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
     other_operands = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
-    case = cases[fact.when]
-    span = case.fact if _gathered_windows(case) else _span(site, case, axis, length)
-    if not isinstance(span, TokenSpan) or any(_span(site, value, axis, length) != row_span for value in other_operands):
+    span = _span(site, cases[fact.when], axis, length)
+    if span is None or any(_span(site, value, axis, length) != row_span for value in other_operands):
         return result
-    windows = {window for window in (span.window, fact.window) if window is not None}
-    if replace(span, start=row_span.start, back=0, ahead=0, window=None, slope=0) != row_span or len(windows) > 1:
-        return result
-    for k in (0, *(site.shape[window] - 1 for window in windows)):
-        start, reach = span.start + span.slope * k - fact.shift, fact.back + fact.slope * k
-        low, high = start - span.back, start + span.ahead
-        ends_at_row = fact.back > 0 or fact.window is not None
-        if not (-reach <= low and high <= 0 if ends_at_row else 0 <= low and high <= -reach):
-            return result
-    return _with_span(site, result, row_span, length)
+    low, high = span.start - fact.shift - span.back, span.start - fact.shift + span.ahead
+    is_within = -fact.back <= low and high <= 0 if fact.back > 0 else 0 <= low and high <= -fact.back
+    is_in_line = replace(span, start=row_span.start, back=0, ahead=0) == row_span
+    return _with_span(site, result, row_span, length) if is_within and is_in_line else result
 
 
 def _gathered_windows(value: Value) -> bool:
@@ -191,10 +184,6 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     in_line = _span_in_line(spans, lengths, places)
     if in_line is not None:
         return _with_span(site, result, in_line, site.shape[axis])
-    single_tokens = [_span(site, value, None, 0) for value in operands] if set(lengths) == {1} else []
-    windows = _span_at_distances(single_tokens, axis)
-    if windows is not None:
-        return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
     span, place = spans[longest], places[longest]
     token_count = None if span is None else site.prover.bound.layouts[span.layout]
@@ -212,18 +201,12 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
     moved_spans = [
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
     ]
-    is_stacked = isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
-    windows = _span_at_distances([*moved_spans], new_axis) if is_stacked else None
-    return result if windows is None else result.replace(fact=windows)
-
-
-def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
-    first, second = (*spans, None, None)[:2]
-    if first is None or second is None or first.axis in (None, axis):
-        return None
+    if not isinstance(result.owner, Mixed) or len(moved_spans) < max(len(spans), 2):
+        return result
+    first, second = moved_spans[:2]
     slope = second.start - first.start
-    in_line = all(span == replace(first, start=first.start + slope * k) for k, span in enumerate(spans))
-    return replace(first, window=axis, slope=slope) if in_line else None
+    in_line = all(span == replace(first, start=first.start + slope * k) for k, span in enumerate(moved_spans))
+    return result.replace(fact=replace(first, window=new_axis, slope=slope)) if in_line else result
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:

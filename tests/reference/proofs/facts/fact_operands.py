@@ -16,14 +16,12 @@ from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.addressing.index_sums import difference, single, total
 from ir_passes.proof.values import (
     ActiveCount,
-    BroadcastVector,
     Columns,
     Condition,
     Counts,
     DeviceOffset,
     Fact,
     Finite,
-    HasRow,
     Implies,
     IndexSum,
     Iota,
@@ -177,7 +175,7 @@ class Dtype:
         yield Implies(number, False, rest), COMMON, signed % 3 != 0
         yield Implies(number, False, number), COMMON, signed != 0
         yield IsFinite(infinite), COMMON, ~random
-        yield HasRow(row), LaneRows(0), some != 0
+        yield Implies(row, zero=False), LaneRows(0), some != 0
         for when in (True, False):
             real = difference(single(OffsetEntry(LAYOUT, N)), single(Iota(0)), -1)
             yield _mask(real, when), COMMON, ((SEGMENTS < N) & random) == when
@@ -196,12 +194,6 @@ class Dtype:
             for rows in (0, 1):
                 one_hot = self.world.arrays[CLASSES][:, None] == np.arange(N)
                 yield OneHot(CLASSES, rows, 1 - rows), COMMON, one_hot if rows == 0 else one_hot.T
-                vector = whole(self.world.arrays[self.first])
-                yield (
-                    BroadcastVector(self.first, rows),
-                    COMMON,
-                    np.broadcast_to(vector[:, None] if rows == 0 else vector, shape),
-                )
             columns = [self.values((N, 1)) for _ in range(N)]
             parts = tuple(self._bounded(Value(LaneRows(0)), column) for column in columns)
             yield Columns(parts), LaneRows(0), np.concatenate([whole(column) for column in columns], 1)

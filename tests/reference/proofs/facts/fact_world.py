@@ -21,13 +21,11 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.values import (
     ActiveCount,
-    BroadcastVector,
     Columns,
     Counts,
     DeviceOffset,
     Fact,
     Finite,
-    HasRow,
     Implies,
     IndexSum,
     Iota,
@@ -146,8 +144,6 @@ class World:
             case IsFinite(number, excluded, when):
                 special = is_one_of(self._of(number, shape).astype(float), excluded)
                 return not bool(((elements.astype(bool) == when) & special).any())
-            case HasRow(number):
-                return not bool((elements.astype(bool) & (self._of(number, shape) == 0)).any())
             case Implies(number, zero, compared):
                 true = elements.astype(bool)
                 exact = not compared or compared not in self.arrays or (true == (self._of(compared, shape) != 0)).all()
@@ -169,10 +165,6 @@ class World:
                 first = np.moveaxis(elements, (rows, classes), (0, 1)).reshape(shape[rows], shape[classes], -1)
                 expected = keys[:, None] == np.arange(shape[classes])
                 return len(keys) == shape[rows] and bool((first == expected[..., None]).all())
-            case BroadcastVector(number, axis):
-                vector = whole(self.arrays[number]).ravel()
-                spread = np.moveaxis(elements, axis, -1)
-                return len(vector) == shape[axis] and bool(same(spread, np.broadcast_to(vector, spread.shape)).all())
             case Columns(values):
                 columns = [list(self.faults(column, elements[..., [k]])) for k, column in enumerate(values)]
                 return shape[-1] == len(values) and not any(columns)

@@ -55,13 +55,6 @@ class ActiveCount(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class RealToken(Fact):
-    """Every element is the number of one token that is no padding."""
-
-    layout: str
-
-
-@dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
@@ -187,19 +180,12 @@ class OffsetEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A term of `IndexSum`: a loop iteration's number, or a token by shared index."""
-
-    symbol: Symbol
-
-
-@dataclass(frozen=True, slots=True)
 class IndexSum(Fact):
     """Element = `by` + sum of terms, in exact integers.
 
     Attributes:
-        terms: pairs of a term and its factor, not 0. `Iota(axis)`: the index along an axis; `SegmentIds`: a token's
-            lane.
+        terms: pairs of a term and its factor, not 0. `Iota(axis)`: the index along an axis; `Symbol`: a loop
+            iteration's number, or a token by shared index; `SegmentIds`: a token's lane.
         below: elements are unspecified where the sum is negative, or not below this number; None: all are specified.
     """
 
@@ -309,14 +295,15 @@ class OwnTokens(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Every element is the number of a lane's token, or its position in the lane.
+    """Every element is the number of one token that is no padding, or its position in its lane.
 
     Attributes:
+        lane: of the token; None if unknown.
         base: "start" for the token's number, "length" for its position.
     """
 
     layout: str
-    lane: int | Symbol
+    lane: int | Symbol | None = None
     base: str = "start"
 
 
@@ -389,7 +376,7 @@ class Tiles(Fact):
     size: int
 
 
-Term = Iota | Turn | OffsetEntry | SegmentIds
+Term = Iota | Symbol | OffsetEntry | SegmentIds
 NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 

@@ -5,14 +5,14 @@ conditions: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import Symbol
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
+from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Value
 
 NON_NEGATIVE = 1 << 62
 """`IndexSum.below` if only elements with a negative sum are unspecified."""
@@ -78,8 +78,8 @@ def is_representable(site: Site, value: IndexSum) -> bool:
         match term:
             case Iota(axis):
                 limit: int | None = max(site.shape[axis] - 1, 0)
-            case Turn(symbol):
-                limit = symbol.size
+            case Symbol(_, size):
+                limit = size
             case SegmentIds():
                 limit = site.prover.bound.lanes
             case OffsetEntry(layout):
@@ -122,27 +122,10 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
 
 def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
     def term_of(term: Term) -> tuple[Term, int] | None:
-        if isinstance(term, Turn) or term.axis is None:
+        if isinstance(term, Symbol) or term.axis is None:
             return term, 0
         axis = new_axis_of(term.axis)
         return None if axis is None else (replace(term, axis=axis), 0)
-
-    return substituted(term_of)
-
-
-def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], IndexSum | None]:
-
-    def term_of(term: Term) -> tuple[Term | None, int] | None:
-        axis = getattr(term, "axis", None)
-        if axis is None:
-            return term, 0
-        start, is_single = int(starts[axis]), shape[axis] == 1
-        match term:
-            case Iota():
-                return None if is_single else term, start
-            case OffsetEntry(of_token=""):
-                return replace(term, axis=None if is_single else axis, first=term.first + start), 0
-        return (term, 0) if not start else None
 
     return substituted(term_of)
 
@@ -159,13 +142,11 @@ def at_number(symbol_of: Callable[[str], Symbol | None], value: IndexSum) -> Ind
     symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
 
     def term_of(term: Term) -> tuple[Term, int] | None:
-        if isinstance(term, Turn) or term.axis is None:
+        if isinstance(term, Symbol) or term.axis is None:
             return term, 0
-        if term.axis:
-            return replace(term, axis=term.axis - 1), 0
-        if symbol is None or isinstance(term, SegmentIds):
+        if term.axis or symbol is None or isinstance(term, SegmentIds):
             return None
-        return (Turn(symbol) if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
+        return (symbol if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
 
     return substituted(term_of)(value)
 
@@ -183,7 +164,7 @@ def _least_difference(x: Term, y: Term) -> int | None:
 
 
 def token_of(bound: OffsetEntry) -> Term:
-    return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
+    return bound.symbol or Iota(bound.axis or 0)
 
 
 def is_never_negative(value: IndexSum) -> bool:
@@ -238,5 +219,5 @@ def index_limits(site: Site, place: IndexSum) -> set[Condition]:
     return {Condition(total([(Iota(axis), -1)], site.shape[axis] - 1)) for axis in axes_of(place)}
 
 
-def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
+def real_tokens(site: Site, layout: str, index: Iota | Symbol) -> Condition:
     return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

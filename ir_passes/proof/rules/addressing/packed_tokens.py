@@ -50,7 +50,6 @@ from ir_passes.proof.values import (
     OwnTokens,
     PageEntry,
     PlacedToken,
-    RealToken,
     RowPlaces,
     SameLane,
     SegmentIds,
@@ -61,7 +60,6 @@ from ir_passes.proof.values import (
     TokenOfLane,
     TokenPairs,
     TokenSpan,
-    Turn,
     Value,
     WithinLane,
 )
@@ -217,7 +215,7 @@ def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
     if not isinstance(index.owner, Common) or (access.drops and not access.inside(axis)):
         return None  # a fill value is not a lane
     fact = at_index(operand.fact, lambda layout: Symbol(index.number, access.full[axis]) if layout else None)
-    if isinstance(fact, LaneOfToken) and index.fact == RealToken(fact.layout):
+    if isinstance(fact, LaneOfToken) and index.fact == TokenOf(fact.layout):
         return replace(fact, padding="none")
     return fact
 
@@ -263,12 +261,12 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
 
 def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
     fact = value.fact
-    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
+    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, fact.token):
         return value.replace(fact=replace(fact, padding="none"))
     for layout, size in site.prover.bound.layouts.items() if fact is None and isinstance(value.owner, Common) else ():
-        token = Turn(Symbol(value.number, size or 0))
+        token = Symbol(value.number, size or 0)
         if size is not None and token_layout.padding_of(site, mask, when, layout, token):
-            return value.replace(fact=RealToken(layout))
+            return value.replace(fact=TokenOf(layout))
     return value
 
 

@@ -23,10 +23,9 @@ from ir_passes.proof.rules.addressing.index_sums import (
     difference,
     entry_of,
     is_full,
-    mapped,
     real_tokens,
     single,
-    sliced,
+    substituted,
     sum_of,
     total,
 )
@@ -47,9 +46,9 @@ from ir_passes.proof.values import (
     RowPlaces,
     SegmentIds,
     ShiftedIds,
+    Term,
     TokenOf,
     TokenOfLane,
-    Turn,
     Value,
     WithinLane,
 )
@@ -206,7 +205,7 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
     tokens = site.prover.bound.layouts.get(layouts.pop()) if len(layouts) == 1 else None
     # an index out of bounds is clamped to another token
     in_bounds = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
-    return single(Turn(Symbol(x.number, tokens))) if tokens is not None and in_bounds else None
+    return single(Symbol(x.number, tokens)) if tokens is not None and in_bounds else None
 
 
 def _within(condition: Condition, when: bool) -> WithinLane | None:
@@ -233,7 +232,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
         return None
     if site.shapes[0] != site.shape or site.name not in ("lt", "ne", "ge", "eq"):
         return None
-    condition = real_tokens(site, ids.layout, Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token))
+    condition = real_tokens(site, ids.layout, Iota(ids.axis) if isinstance(ids, SegmentIds) else ids.token)
     mask = _conditions("ge", condition.sum)
     return mask if site.name in ("lt", "ne") else Mask(mask.if_false, mask.if_true)
 
@@ -352,7 +351,7 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         ids, filler = operands[1 + when].fact, operands[2 - when]
         if not isinstance(ids, SegmentIds | RowPlaces | LaneOfToken) or filler.range is None:
             continue
-        token = Turn(ids.token) if isinstance(ids, LaneOfToken) else Iota(ids.axis)
+        token = ids.token if isinstance(ids, LaneOfToken) else Iota(ids.axis)
         lanes = site.prover.bound.lanes * getattr(ids, "stride", 1)
         padding = "past" if filler.range == (lanes, lanes) else "lane"
         is_lane = 0 <= filler.range[0] and filler.range[1] < lanes + (padding == "past")
@@ -361,15 +360,15 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return None
 
 
-def token_of_owner(owner: Owner) -> Iota | Turn | None:
+def token_of_owner(owner: Owner) -> Iota | Symbol | None:
     if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
         return Iota(owner.axis)
     if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
-        return Turn(owner.lane) if isinstance(owner.lane, Symbol) else None
+        return owner.lane if isinstance(owner.lane, Symbol) else None
     return None
 
 
-def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Iota | Turn) -> str:
+def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Iota | Symbol) -> str:
     """Return how a mask that is `when` tells real tokens from padding.
 
     Returns:
@@ -585,11 +584,15 @@ def _part(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     starts = site.params["start_indices"]
     if isinstance(fact, SegmentIds | ShiftedIds):
         return _shifted(fact, int(starts[fact.axis])), None
-    if isinstance(fact, Mask):
-        mask = mapped(fact, sliced(site.shape, starts))
-        return None if mask is None else (mask, None)
+
+    def entry_of_part(term: Term) -> tuple[Term, int] | None:
+        if not isinstance(term, OffsetEntry) or term.of_token or term.axis is None:
+            return None
+        axis = None if site.shape[term.axis] == 1 else term.axis
+        return replace(term, axis=axis, first=term.first + int(starts[term.axis])), 0
+
     index = sum_of(operands[0])
-    return None if index is None else _as_result(site, sliced(site.shape, starts)(index))
+    return None if index is None else _as_result(site, substituted(entry_of_part)(index))
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:

@@ -177,7 +177,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
             continue
         rows = LaneRows(dim, packed=fact.layout)
         if isinstance(fact, TokenOf):
-            if fact.base == "start" and owner == OneLane(fact.lane) and access.full[dim] >= tokens and access.scalar:
+            if token_of(rows, dim, index) == owner and access.full[dim] >= tokens and access.scalar:
                 return rows
         elif access.drops and not fact.rows.packed and fact.rows.axis < len(access.index_axes):
             if owner == replace(fact.rows, axis=access.index_axes[fact.rows.axis]):
@@ -187,9 +187,9 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
     fact = index.fact
-    if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
+    if not isinstance(fact, TokenOf) or fact.lane is None or fact.base != "start":
         return None
-    return OneLane(fact.lane)
+    return OneLane(fact.lane) if rows == LaneRows(axis, packed=fact.layout) else None
 
 
 def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
@@ -212,22 +212,19 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
     return TokenOf(fact.layout, fact.lane) if same_lane else None
 
 
-def counted(start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a loop's counter of a lane's tokens, with an exclusive bound."""
-    stop = sum_of(bound)
-    if stop is None or stop.below is not None:
+def counted(site: Site, start: Value, bound: Value) -> TokenOf | None:
+    """Return the fact about a loop's counter of tokens, from 0 or above, with an exclusive bound."""
+    stop, begin = sum_of(bound), sum_of(start)
+    entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1] if stop else []
+    if stop is None or stop.below is not None or not entries:
         return None
-    entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1]
-    for entry in entries[:1]:
-        start_entry = replace(entry, first=entry.first - 1)
-        lane, begin = lane_number(start_entry), sum_of(start)
-        if start_entry.first < 0 or lane is None:
-            continue
-        if stop.terms == difference(single(entry), single(start_entry)).terms and stop.by <= 0:
-            is_position = start.range is not None and start.range[0] >= 0
-            return TokenOf(entry.layout, lane, "length") if is_position else None
-        if begin is None or begin.below is not None or begin.terms != single(start_entry).terms or begin.by < 0:
-            return None
-        if stop.terms == single(entry).terms and stop.by <= 0:
-            return TokenOf(entry.layout, lane)
-    return None
+    entry = entries[0]
+    previous = replace(entry, first=entry.first - 1)
+    lane = lane_number(previous)
+    has_lane = previous.first >= 0 and lane is not None and stop.by <= 0
+    if has_lane and stop.terms == difference(single(entry), single(previous)).terms:
+        return TokenOf(entry.layout, lane, "length") if start.range is not None and start.range[0] >= 0 else None
+    begins = begin is not None and begin.below is None and begin.terms == single(previous).terms and begin.by >= 0
+    if has_lane and begins and stop.terms == single(entry).terms:
+        return TokenOf(entry.layout, lane)
+    return TokenOf(entry.layout) if stop == single(OffsetEntry(entry.layout, site.prover.bound.lanes)) else None

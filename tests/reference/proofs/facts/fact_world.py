@@ -39,10 +39,10 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
-    RealToken,
     SameLane,
     SegmentIds,
     SlotEntry,
+    TokenOf,
     TokenOfLane,
     Value,
 )  # fmt: skip
@@ -181,7 +181,7 @@ class World:
                 if SEGMENTS[index] == N and padding == "lane":
                     return bool(((elements >= 0) & (elements < N)).all())
                 return bool((elements == SEGMENTS[index]).all())
-            case RealToken():
+            case TokenOf(_, None):
                 return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():
                 return shape[0] == N and all(

@@ -295,7 +295,7 @@ class OwnTokens(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Every element is the number of one token that is no padding, or its position in its lane.
+    """Every element is the number of one real token, or its position in the lane.
 
     Attributes:
         lane: of the token; None if unknown.

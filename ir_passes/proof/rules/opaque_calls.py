@@ -230,7 +230,7 @@ class _Declared:
         return None if does_fit else problem
 
     def _map_misfit(self, fact: Fact | None, declared: SlotMap | PageTable) -> str | None:
-        """Describe the difference of an operand from the entries of an input like the declared one."""
+        """Describe the difference from unchanged entries of an input like the declared one."""
         noun, kind = ("slot map", SlotEntry) if isinstance(declared, SlotMap) else ("page table", PageEntry)
         if not isinstance(fact, kind):
             return f"a {noun}, and is not one"

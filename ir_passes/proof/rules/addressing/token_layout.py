@@ -220,10 +220,10 @@ def _within(condition: Condition, when: bool) -> WithinLane | None:
     if len(factors) != 2 or factors.get(token) != -factors[bound] or abs(factors[bound]) != 1:
         return None
     if factors[bound] == 1:  # stop - t + by >= 0
-        is_known, back = bound.first == 1 and by <= -2, 1 + by
+        is_known, distance = bound.first == 1 and by <= -2, 1 + by
     else:  # t - back >= start
-        is_known, back = bound.first == 0 and by < 0, -by
-    return WithinLane(bound.layout, bound.axis, back, when, token=bound.symbol) if is_known else None
+        is_known, distance = bound.first == 0 and by < 0, -by
+    return WithinLane(bound.layout, bound.axis, distance, when, token=bound.symbol) if is_known else None
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:

@@ -213,7 +213,11 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
 
 
 def counted(site: Site, start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a loop's counter of tokens, from 0 or above, with an exclusive bound."""
+    """Return the fact about a loop's counter of tokens; it begins at 0 or above.
+
+    Args:
+        bound: exclusive.
+    """
     stop, begin = sum_of(bound), sum_of(start)
     entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1] if stop else []
     if stop is None or stop.below is not None or not entries:

@@ -261,13 +261,11 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` and k of `window` depend on lanes of tokens t - `back` to t + `ahead`, with t =
-    `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
+    Elements at index r of `axis` depend on lanes of tokens t - `back` to t + `ahead`, with t = `start` + `stride` * r,
+    if all of these are tokens; otherwise on any token.
 
     Attributes:
         axis: None if r is 0 for all elements.
-        window: a second axis, if any.
-        base: if 0 or 1, `axis` is an axis of lanes, and t = cu_seqlens[r + `base`] + `start` + `slope` * k.
     """
 
     layout: str
@@ -276,9 +274,14 @@ class TokenSpan(Fact):
     stride: int = 1
     back: int = 0
     ahead: int = 0
-    window: int | None = None
-    slope: int = 0
-    base: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAt(Fact):
+    """Elements depend on the lane of token `place`, if it is one, else on any token; the owner is `Mixed`."""
+
+    layout: str
+    place: IndexSum
 
 
 @dataclass(frozen=True, slots=True)

@@ -42,6 +42,7 @@ from ir_passes.proof.values import (
     ShiftedIds,
     SlotEntry,
     Tiles,
+    TokenAt,
     TokenOfLane,
     TokenSpan,
     Value,
@@ -335,23 +336,17 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
-        case TokenSpan(layout, int(axis), start, _, 0, 0, window, slope, int(base)) if layout in reality.segments:
-            array, window = (array[..., None], array.ndim - 1) if window is None else (array, window)
-            rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
-            rows = rows.reshape(*rows.shape[:3], -1)
-            tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None] + start
-            tokens = tokens + slope * np.arange(rows.shape[2])
-            count = reality.segments[layout].shape[1]
-            mask = (tokens >= 0) & (tokens < count)
-            lanes = [
-                segment[np.where(m, index, 0)]
-                for segment, index, m in zip(reality.segments[layout], tokens, mask, strict=True)
-            ]
-            lanes = np.where(mask, np.stack(lanes), reality.bound.lanes)
-            may = np.pad(reality.lanes, ((0, 0), (0, 1)), constant_values=True)
-            may = np.stack([row[lane] for row, lane in zip(may, lanes, strict=True)])
-            if (differing(rows, rows[reality.claims.base]).any(-1) & ~may).any():
-                yield "depends on tokens outside of its tile"
+        case TokenAt(layout, place) if layout in reality.segments:
+            differs = differing(array, array[reality.claims.base])
+            starts = {name: _starts(reality, name) for name in reality.segments}
+            for k, segment in enumerate(reality.segments[layout]):
+                layouts = {name: (starts[name][k], lanes[k]) for name, lanes in reality.segments.items()}
+                token, is_known = evaluated(place, array.shape[1:], layouts, {})
+                is_token = is_known & (token >= 0) & (token < len(segment))
+                lanes = np.where(is_token, segment[np.where(is_token, token, 0)], reality.bound.lanes)
+                if (differs[k] & ~np.append(reality.lanes[k], True)[lanes]).any():
+                    yield "depends on tokens at other places"
+                    break
         case OwnTokens(layout, LaneRows(axis, inner, packed=packed)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1)
             lanes = np.broadcast_to(np.arange(rows.shape[1]) // inner, rows.shape[:2])
@@ -362,10 +357,6 @@ def _faults_of(
             is_wrong = ((row_lanes != lanes[..., None]) & ((rows < count) | bool(packed))) | (rows < 0)
             if (is_wrong & (lanes[..., None] < reality.bound.lanes)).any():
                 yield "is a token of another lane"
-        case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):
-            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
-                fact = TokenSpan(layout, axis - (window < axis), start + slope * k, stride, before, after)
-                yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case TokenSpan(layout, int(axis), start, stride, before, after) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, 1), reality.segments[layout]
             low = start + stride * np.arange(rows.shape[1]) - before

@@ -56,6 +56,7 @@ from ir_passes.proof.values import (
     SharedElsewhere,
     ShiftedIds,
     SlotEntry,
+    TokenAt,
     TokenOf,
     TokenOfLane,
     TokenPairs,
@@ -88,9 +89,11 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
     if isinstance(fact, Iota | PlacedToken | RowPlaces | SegmentIds | ShiftedIds | TokenSpan | WithinLane):
-        old = {name: getattr(fact, name, None) for name in ("axis", "window")}
-        axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
-        return None if None in axes.values() else replace(fact, **axes)
+        axis = None if fact.axis is None else new_axis_of(fact.axis)
+        return replace(fact, axis=axis) if axis is not None or fact.axis is None else None
+    if isinstance(fact, TokenAt):
+        place = index_sums.with_axes(new_axis_of)(fact.place)
+        return None if place is None else replace(fact, place=place)
     if isinstance(fact, SameLane | TokenPairs | MaskedOut):
         moved_axes = [(owner, new_axis_of(owner.axis)) for owner in (fact.rows, fact.columns)]
         rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in moved_axes)
@@ -113,6 +116,10 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
     fact = index.fact
+    if isinstance(fact, OwnTokens) and rows == tokens(axis, fact.layout) and lanes > 1:
+        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == count
+        is_row = is_inside and fact.rows.axis < len(access.index_axes)
+        return replace(fact.rows, axis=access.index_axes[fact.rows.axis]) if is_row else None
     if isinstance(fact, RowPlaces) and rows == LaneRows(axis, fact.stride) and access.full[axis] == lanes * fact.stride:
         return None if fact.masked and not access.drops else tokens(access.index_axes[fact.axis], fact.layout)
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes

@@ -12,7 +12,7 @@ from itertools import product
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.rules.addressing.index_sums import (
     axes_of,
     conditions_of,
@@ -24,11 +24,10 @@ from ir_passes.proof.rules.addressing.index_sums import (
     lane_number,
     single,
     sum_of,
-    total,
 )
 from ir_passes.proof.rules.addressing.lane_guesses import starts_of_lanes
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenAt, TokenOf, Value
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -114,56 +113,10 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    owner, span = value.owner, value.fact
+    owner, fact = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
         return single(Iota(owner.axis)), owner.packed
-    if not isinstance(owner, Mixed) or not isinstance(span, TokenSpan) or span.axis is None:
-        return None, None
-    if (span.stride, span.back, span.ahead) != (1, 0, 0):
-        return None, None
-    row = Iota(span.axis) if span.base is None else OffsetEntry(span.layout, span.base, span.axis)
-    return total(
-        [(row, 1), *([] if span.window is None else [(Iota(span.window), span.slope)])], span.start
-    ), span.layout
-
-
-def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value:
-    owner = operand.owner
-    if not isinstance(owner, LaneRows) or owner.axis not in access.columns or access.paired:
-        return result
-    if any(constant_of(value) is None for dim, value in access.columns.items() if dim != owner.axis):
-        return result
-    axis, index = owner.axis, access.columns[owner.axis]
-    tokens = site.prover.bound.layouts.get(owner.packed)
-    if tokens is None or owner != LaneRows(axis, packed=owner.packed) or not isinstance(index.owner, Common):
-        return result
-    fact, size, lanes = index.fact, access.sizes[axis], site.prover.bound.lanes
-    if isinstance(fact, OwnTokens) and fact.layout == owner.packed and size == 1:
-        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == tokens
-        if not is_inside or fact.rows.axis >= len(access.index_axes) or lanes == 1:
-            return result
-        return result.replace(owner=replace(fact.rows, axis=access.index_axes[fact.rows.axis]), fact=None)
-    if not isinstance(fact, IndexSum) or not isinstance(result.owner, Mixed):
-        return result
-    limits = access.full[axis] - size + (size == 1), fact.below
-    if min(limit for limit in limits if limit is not None) < tokens or (size != 1 and fact.by):
-        return result  # a clamped place outside of all tokens is in no lane; a clamped window moves
-    starts = [term for term, factor in fact.terms if isinstance(term, OffsetEntry) and factor == 1]
-    windows = [(term.axis, factor) for term, factor in fact.terms if isinstance(term, Iota)]
-    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) > (size == 1):
-        return result
-    (start,) = starts
-    if start.layout != owner.packed or start.axis is None or start.of_token or start.first not in (0, 1):
-        return result
-    if max(start.axis, *(axis for axis, _ in windows), 0) >= len(access.index_axes):
-        return result
-    lane_axis, slope = access.index_axes[start.axis], 1
-    window = access.window.get(axis) if size > 1 else None
-    if windows:
-        window, slope = access.index_axes[windows[0][0]], windows[0][1]
-    if (window is None and size > 1) or access.window_shape[lane_axis] != lanes:
-        return result
-    return result.replace(fact=TokenSpan(start.layout, lane_axis, fact.by, 1, 0, 0, window, slope, start.first))
+    return (fact.place, fact.layout) if isinstance(owner, Mixed) and isinstance(fact, TokenAt) else (None, None)
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:

@@ -15,11 +15,23 @@ from dataclasses import replace
 from ir_passes.jaxpr.primitives import ELEMENTWISE, OPAQUE, WITH_BODIES
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol, axis_of, moved
-from ir_passes.proof.rules.addressing import token_layout, token_tiles
-from ir_passes.proof.rules.addressing.access import of_gather
-from ir_passes.proof.rules.addressing.index_sums import sum_of
+from ir_passes.proof.rules.addressing import token_layout
+from ir_passes.proof.rules.addressing.access import Access, constant_of, of_gather
+from ir_passes.proof.rules.addressing.index_sums import axes_of, entry_of, sum_of, total, with_axes
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Iota, LaneOfToken, Mask, PlacedToken, PreviousLane, TokenSpan, Value, WithinLane
+from ir_passes.proof.values import (
+    IndexSum,
+    Iota,
+    LaneOfToken,
+    Mask,
+    OffsetEntry,
+    PlacedToken,
+    PreviousLane,
+    TokenAt,
+    TokenSpan,
+    Value,
+    WithinLane,
+)
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -95,8 +107,7 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
 
 
 def _gathered_windows(value: Value) -> bool:
-    span = value.fact
-    return isinstance(value.owner, Mixed) and isinstance(span, TokenSpan) and (span.window, span.base) != (None, None)
+    return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenAt)
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
@@ -108,7 +119,7 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
         fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
     elif not isinstance(owner, Mixed):
         return None
-    if not isinstance(fact, TokenSpan) or (fact.window, fact.base) != (None, None):
+    if not isinstance(fact, TokenSpan):
         return None
     if fact.axis is None and axis is not None and length == 1:
         fact = replace(fact, axis=axis)
@@ -140,34 +151,44 @@ def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens at a distance, selected by an index along one or two axes.
+    """Return tokens at a distance or at places in lanes, selected by an index.
 
     Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`.
     """
     span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
-    of_lanes = token_tiles.gathered(site, operands[0], access, result)
-    if of_lanes is not result:
-        return of_lanes
-    if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
+    if not isinstance(result.owner, Mixed) or span is None or access.paired or span.axis not in access.columns:
         return result
-    (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]
-    index_sum, places = sum_of(index), access.index_axes
-    axes = sorted(
-        ((term.axis, factor) for term, factor in index_sum.terms if isinstance(term, Iota)) if index_sum else (),
-        key=lambda pair: (pair[1] != 1, -access.index_shape[pair[0]], pair[0]),
+    if any(constant_of(value) is None for dim, value in access.columns.items() if dim != span.axis):
+        return result
+    tokens = site.prover.bound.layouts[span.layout]
+    if tokens is None or span.start > 0 or (span.stride, span.back, span.ahead) != (1, 0, 0):
+        return result
+    row = _gathered_row(access.columns[span.axis], access, span.axis, tokens - span.start)
+    if row is None or (span.start and access.sizes[span.axis] != 1):
+        return result
+    ((term, factor),) = row.terms if len(row.terms) == 1 else ((None, 0),)
+    if isinstance(term, Iota) and factor == 1:
+        return result.replace(fact=replace(span, axis=term.axis, start=span.start + row.by))
+    return result.replace(fact=TokenAt(span.layout, replace(row, by=span.start + row.by)))
+
+
+def _gathered_row(index: Value, access: Access, axis: int, rows: int) -> IndexSum | None:
+    """Return the row that a gather reads for each element; unspecified if it is not below `rows`."""
+    row, size = sum_of(index), access.sizes[axis]
+    if row is None or not row.terms or not isinstance(index.owner, Common):
+        return None
+    is_plain = all(
+        isinstance(term, Iota) or (isinstance(term, OffsetEntry) and not term.of_token) for term, _ in row.terms
     )
-    if index_sum is None or not isinstance(index.owner, Common) or access.sizes[axis] != 1 or access.paired:
-        return result
-    if len(axes) != len(index_sum.terms) or len(axes) not in (1, 2) or axes[0][1] != 1:
-        return result
-    if max(axis for axis, _ in axes) >= len(places) or (span.stride, span.back, span.ahead) != (1, 0, 0):
-        return result
-    length = min(access.full[axis], access.full[axis] if index_sum.below is None else index_sum.below)
-    if tokens is None or span.start > 0 or span.start + length < tokens:
-        return result
-    window, slope = (None, 0) if len(axes) == 1 else (places[axes[1][0]], axes[1][1])
-    start = span.start + index_sum.by
-    return result.replace(fact=replace(span, axis=places[axes[0][0]], start=start, window=window, slope=slope))
+    is_start = entry_of(row) is not None and not row.by and axis in access.window
+    # a clamped row is none of the first rows; a clamped window moves
+    last = access.full[axis] - size + (size == 1)
+    if not is_plain or (size != 1 and not is_start) or min(last, last if row.below is None else row.below) < rows:
+        return None
+    if max(axes_of(row), default=0) >= len(access.index_axes):
+        return None
+    place = with_axes(lambda old: access.index_axes[old])(replace(row, below=None))
+    return place if size == 1 or place is None else total([*place.terms, (Iota(access.window[axis]), 1)])
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
@@ -204,9 +225,12 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
     if not isinstance(result.owner, Mixed) or len(moved_spans) < max(len(spans), 2):
         return result
     first, second = moved_spans[:2]
-    slope = second.start - first.start
-    in_line = all(span == replace(first, start=first.start + slope * k) for k, span in enumerate(moved_spans))
-    return result.replace(fact=replace(first, window=new_axis, slope=slope)) if in_line else result
+    distance = second.start - first.start
+    in_line = all(span == replace(first, start=first.start + distance * k) for k, span in enumerate(moved_spans))
+    if not in_line or first.axis is None or (first.stride, first.back, first.ahead) != (1, 0, 0):
+        return result
+    place = total([(Iota(first.axis), 1), (Iota(new_axis), distance)], first.start)
+    return result.replace(fact=TokenAt(first.layout, place))
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:

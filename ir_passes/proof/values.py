@@ -278,10 +278,15 @@ class TokenSpan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenAt(Fact):
-    """Elements depend on the lane of token `place`, if it is one, else on any token; the owner is `Mixed`."""
+    """Elements depend on lanes of tokens `place` - `back` to `place` + `ahead`; the owner is `Mixed`.
+
+    If one of these is no token, they depend on any token.
+    """
 
     layout: str
     place: IndexSum
+    back: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -459,6 +464,14 @@ class OneHot(Fact):
     key: Number
     rows: int
     classes: int
+
+
+@dataclass(frozen=True, slots=True)
+class BroadcastVector(Fact):
+    """Element = array[index along `axis`], for the 1-D array with this value number."""
+
+    number: Number
+    axis: int
 
 
 @dataclass(frozen=True, slots=True)

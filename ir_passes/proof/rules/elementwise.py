@@ -22,9 +22,11 @@ from ir_passes.proof.rules.addressing import packed_tokens, page_tables
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.rules.shapes import over
 from ir_passes.proof.rules.survival import outlives
+from ir_passes.proof.rules.unchanged import unchanged
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
     ActiveCount,
+    BroadcastVector,
     DeviceOffset,
     Greatest,
     Implies,
@@ -59,11 +61,6 @@ def reinterpret(site: Site, x: Value) -> list[Value]:
     return [Value(owner if not isinstance(owner, PoolRows) else site.unframed(owner))]
 
 
-_SHIFTS = ("shift_left", "shift_right_arithmetic", "shift_right_logical")
-_NEUTRAL = {"add": 0, "sub": 0, "xor": 0, "or": 0, "mul": 1, "div": 1, **dict.fromkeys(_SHIFTS, 0)}
-"""Operation -> integer that changes no other operand."""
-_ORDERED = ("sub", "div", *_SHIFTS)
-"""Operations with a neutral second operand only."""
 _OWN_RULES = frozenset("max min clamp mul convert_element_type select_n".split())
 _WITHOUT_PARAMETERS = frozenset("add sub lt le gt ge div rem sign ne eq and or xor".split())
 _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype rounding_method y"
@@ -74,23 +71,14 @@ _PLACE_BY_PLACE = "accuracy exponent_bits input_dtype mantissa_bits out_dtype ro
 @rule("mul", reads="out_dtype")
 @rule(*_WITHOUT_PARAMETERS)
 def elementwise(site: Site, *operands: Value) -> list[Value]:
-    """Return the operand that an integer operation does not change, else join the operands."""
-    value = _unchanged(site, *operands) if site.name in _NEUTRAL else None
+    """Return the operand if an integer operation changes nothing, else join the operands."""
+    has_one_result = len(operands) <= 2 and len(site.eqn.outvars) == 1
+    value = unchanged(site, *operands) if has_one_result else None
     if value is not None:
         return [value]
     result = Value(combined(site, operands), range=bounds_of(site, operands))
     fact = _FACTS.get(site.name)
     return [result for _ in site.eqn.outvars] if fact is None else [fact(site, result, *operands)]
-
-
-def _unchanged(site: Site, x: Value, y: Value) -> Value | None:
-    neutral = _NEUTRAL[site.name]
-    if not is_integer(site.eqn.outvars[0].aval.dtype):
-        return None
-    if y.range == (neutral, neutral) and site.shapes[0] == site.shape:
-        return x
-    is_second = site.name not in _ORDERED and x.range == (neutral, neutral) and site.shapes[1] == site.shape
-    return y if is_second else None
 
 
 @rule("max", "min", "clamp")
@@ -177,6 +165,14 @@ def _divided(site: Site, result: Value, x: Value, y: Value) -> Value:
     return result
 
 
+def _remainder(site: Site, result: Value, x: Value, y: Value) -> Value:
+    """Take the remainder; values below the divisor are unchanged."""
+    is_below = x.range is not None and y.range is not None and 0 <= x.range[0] and x.range[1] < y.range[0]
+    if is_below and site.shapes[0] == site.shape:
+        return x
+    return result
+
+
 def _ordered(site: Site, result: Value, x: Value, y: Value) -> Value:
     """Compare, and record tests for negative numbers.
 
@@ -210,11 +206,18 @@ def _equal(site: Site, result: Value, x: Value, y: Value) -> Value:
     """Compare; keys compared with all classes become one-hot."""
     for keys, classes, (shape, full) in ((x, y, site.shapes), (y, x, site.shapes[::-1])):
         if isinstance(classes.fact, Iota) and classes.fact.div == 1 and keys.range is not None:
-            long_axes = [axis for axis, size in enumerate(shape) if size != 1]
+            vector = _broadcast_keys(keys, shape)
             in_bounds = 0 <= keys.range[0] and keys.range[1] < full[classes.fact.axis] == site.shape[classes.fact.axis]
-            if len(long_axes) == 1 and long_axes[0] != classes.fact.axis and in_bounds:
-                result = result.replace(fact=OneHot(keys.number, long_axes[0], classes.fact.axis))
+            if vector is not None and vector.axis != classes.fact.axis and in_bounds:
+                result = result.replace(fact=OneHot(vector.number, vector.axis, classes.fact.axis))
     return result
+
+
+def _broadcast_keys(value: Value, shape: tuple[int, ...]) -> BroadcastVector | None:
+    if isinstance(value.fact, BroadcastVector):
+        return value.fact
+    long_axes = [axis for axis, size in enumerate(shape) if size != 1]
+    return BroadcastVector(value.number, long_axes[0]) if len(long_axes) == 1 else None
 
 
 def _not_equal(site: Site, result: Value, x: Value, y: Value) -> Value:
@@ -265,6 +268,7 @@ _FACTS: dict[str, Callable[..., Value]] = {
     "add": _added,
     "sub": _subtracted,
     "div": _divided,
+    "rem": _remainder,
 }
 """Operation -> result with its fact, from the joined result and the operands."""
 

@@ -54,8 +54,13 @@ def _view_of_slice(
 
 @rule("slice", reads="start_indices limit_indices strides")
 def cut(site: Site, x: Value) -> list[Value]:
-    starts = site.params["start_indices"]
+    starts, limits = site.params["start_indices"], site.params["limit_indices"]
     steps = site.params["strides"] or (1,) * len(starts)
+    if isinstance(x.fact, Columns) and limits[-1] - starts[-1] == 1:
+        rest = not any(starts[:-1]) and tuple(limits[:-1]) == site.shapes[0][:-1]
+        column = x.fact.values[starts[-1]]
+        if rest and len(x.fact.values) == site.shapes[0][-1] and not isinstance(column.owner, PoolRows):
+            return [column.replace(intact=None)]  # a column does not show if it had this axis when it was stored
     return [_static_slice(site, x, starts, site.shape, steps)]
 
 

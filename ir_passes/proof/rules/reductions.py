@@ -8,8 +8,9 @@ from ir_passes.jaxpr.dtypes import is_integer
 from ir_passes.jaxpr.primitives import CUMULATIVE, REDUCTIONS
 from ir_passes.proof import refusals
 from ir_passes.proof.intervals import fits
-from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, axis_of, moved
+from ir_passes.proof.owners import COMMON, Common, LaneRows, Order, Owner, PoolRows, axis_of, moved
 from ir_passes.proof.registry import rule
+from ir_passes.proof.rules.shapes import reshaped_value
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import reveals_places
 from ir_passes.proof.values import Counts, Greatest, Iota, OneHot, Permuted, Range, Value
@@ -25,6 +26,9 @@ def without(site: Site, owner: Owner, axes: tuple[int, ...]) -> Owner:
 @rule(*REDUCTIONS, reads="axes index_dtype", ignores="out_sharding")
 def reduction(site: Site, x: Value) -> list[Value]:
     axes = tuple(map(int, site.params["axes"]))
+    if not site.name.startswith("arg") and all(site.shapes[0][axis] == 1 for axis in axes):
+        if is_integer(site.eqn.outvars[0].aval.dtype) and not isinstance(x.owner, PoolRows):
+            return [reshaped_value(site, x)]
     bounds = None
     if site.name in _PICKS and math.prod(site.shapes[0]):
         # bits can make numbers outside the range; an empty reduction gives a limit of the dtype

@@ -11,6 +11,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.packed_tokens import relocated
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    BroadcastVector,
     Counts,
     Fact,
     Implies,
@@ -160,6 +161,9 @@ def broadcast(site: Site, x: Value, *_: Value) -> list[Value]:
     if isinstance(owner, PoolRows):
         owner = replace(owner, view=(*owner.view, ("broadcast",)))
     fact = relocated(x.fact, lambda axis: dims[axis] if old_shape[axis] == new_shape[dims[axis]] else None)
+    long_axes = [axis for axis, size in enumerate(old_shape) if size != 1]
+    if fact is None and len(long_axes) == 1:
+        fact = BroadcastVector(x.number, dims[long_axes[0]])
     return [Value(owner, NONE, x.range, fact, None, x.version)]
 
 

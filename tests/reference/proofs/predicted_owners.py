@@ -20,6 +20,7 @@ from ir_passes.proof.lane_proof import walk
 from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, Symbol
 from ir_passes.proof.prover import Prover
 from ir_passes.proof.values import (
+    BroadcastVector,
     Columns,
     Counts,
     Finite,
@@ -336,15 +337,18 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
-        case TokenAt(layout, place) if layout in reality.segments:
+        case TokenAt(layout, place, back, ahead) if layout in reality.segments:
             differs = differing(array, array[reality.claims.base])
             starts = {name: _starts(reality, name) for name in reality.segments}
             for k, segment in enumerate(reality.segments[layout]):
                 layouts = {name: (starts[name][k], lanes[k]) for name, lanes in reality.segments.items()}
                 token, is_known = evaluated(place, array.shape[1:], layouts, {})
-                is_token = is_known & (token >= 0) & (token < len(segment))
-                lanes = np.where(is_token, segment[np.where(is_token, token, 0)], reality.bound.lanes)
-                if (differs[k] & ~np.append(reality.lanes[k], True)[lanes]).any():
+                may = np.zeros(array.shape[1:], bool)
+                for place_of_token in (token + distance for distance in range(-back, ahead + 1)):
+                    is_token = is_known & (place_of_token >= 0) & (place_of_token < len(segment))
+                    lanes = np.where(is_token, segment[np.where(is_token, place_of_token, 0)], reality.bound.lanes)
+                    may |= np.append(reality.lanes[k], True)[lanes]
+                if (differs[k] & ~may).any():
                     yield "depends on tokens at other places"
                     break
         case OwnTokens(layout, LaneRows(axis, inner, packed=packed)) if layout in reality.segments:
@@ -446,6 +450,11 @@ def _faults_of(
             rows = np.moveaxis(array, (axis + 1, classes + 1), (1, 2))
             if (rows != (keys[:, :, None] == np.arange(rows.shape[2]))).any():
                 yield "is not the one-hot form of its keys"
+        case BroadcastVector(number, axis) if number in numbered:
+            rows = np.moveaxis(array, axis + 1, -1)
+            entries = numbered[number].reshape(len(array), *[1] * (array.ndim - 2), -1)
+            if differing(rows, np.broadcast_to(entries, rows.shape)).any():
+                yield "is not spread from its vector"
 
 
 def _starts(reality: Reality, layout: str) -> np.ndarray:

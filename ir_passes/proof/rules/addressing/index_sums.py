@@ -5,7 +5,7 @@ conditions: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
@@ -130,6 +130,23 @@ def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], 
     return substituted(term_of)
 
 
+def sliced(shape: Sequence[int], starts: Sequence[int]) -> Callable[[IndexSum], IndexSum | None]:
+
+    def term_of(term: Term) -> tuple[Term | None, int] | None:
+        axis = getattr(term, "axis", None)
+        if axis is None:
+            return term, 0
+        start, is_single = int(starts[axis]), shape[axis] == 1
+        match term:
+            case Iota():
+                return None if is_single else term, start
+            case OffsetEntry(of_token=""):
+                return replace(term, axis=None if is_single else axis, first=term.first + start), 0
+        return (term, 0) if not start else None
+
+    return substituted(term_of)
+
+
 def at_number(symbol_of: Callable[[str], Symbol | None], value: IndexSum) -> IndexSum | None:
     """Return a sum at one index along axis 0.
 
@@ -144,7 +161,9 @@ def at_number(symbol_of: Callable[[str], Symbol | None], value: IndexSum) -> Ind
     def term_of(term: Term) -> tuple[Term, int] | None:
         if isinstance(term, Symbol) or term.axis is None:
             return term, 0
-        if term.axis or symbol is None or isinstance(term, SegmentIds):
+        if term.axis:
+            return replace(term, axis=term.axis - 1), 0
+        if symbol is None or isinstance(term, SegmentIds):
             return None
         return (symbol if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
 
@@ -176,26 +195,43 @@ def is_never_negative(value: IndexSum) -> bool:
     return value.by >= 0 and all(factor > 0 for _, factor in value.terms)
 
 
-def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
+def is_implied(value: IndexSum, conditions: Iterable[Condition], last_indices: Mapping[int, int] | None = None) -> bool:
+    """True if a sum is never negative, where the conditions hold.
+
+    Args:
+        last_indices: axis -> last index along it, for axes of this value that may be replaced by a bound.
+    """
     known_sums = [condition.sum for condition in conditions if not condition.differs]
     # a condition with the lane of another token does not hold for padding
     known_sums = [known_sum for known_sum in known_sums if _lanes_of_tokens(known_sum) <= _lanes_of_tokens(value)]
-    return any(is_never_negative(difference(value, known_sum)) for known_sum in (IndexSum(frozenset()), *known_sums))
+    remainders = [difference(value, known_sum) for known_sum in (IndexSum(frozenset()), *known_sums)]
+    for axis, last in (last_indices or {}).items():
+        factors = [(remainder, dict(remainder.terms).get(Iota(axis), 0)) for remainder in remainders]
+        # the least number of a falling sum is at the last index
+        remainders += [
+            total([*remainder.terms, (Iota(axis), -factor)], remainder.by + factor * last)
+            for remainder, factor in factors
+            if factor < 0
+        ]
+    return any(map(is_never_negative, remainders))
 
 
 def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
     return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
 
 
-def in_lane(place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition]) -> bool:
+def in_lane(
+    place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition], last_indices: Mapping[int, int] | None = None
+) -> bool:
     """True if a place is in the lane beginning at an entry.
 
-    With an axis or a symbol, it is the lane of this index.
+    With an axis or a symbol, it is the lane of this index. `last_indices` is as in `is_implied`.
     """
     if start.first < 0 or (start.first and (start.axis is not None or start.symbol is not None)):
         return False
     begin, stop = single(start), single(replace(start, first=start.first + 1))
-    return is_implied(difference(place, begin), conditions) and is_implied(difference(stop, place, -1), conditions)
+    ends = difference(place, begin), difference(stop, place, -1)
+    return all(is_implied(end, conditions, last_indices) for end in ends)
 
 
 def lane_number(start: OffsetEntry) -> int | Symbol | None:
@@ -213,10 +249,6 @@ def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> 
     """Return the conditions of an operand that hold at the result's indices."""
     conditions = conditions_of(fact, when)
     return frozenset(condition for condition in conditions if is_full(site, operand, axes_of(condition.sum)))
-
-
-def index_limits(site: Site, place: IndexSum) -> set[Condition]:
-    return {Condition(total([(Iota(axis), -1)], site.shape[axis] - 1)) for axis in axes_of(place)}
 
 
 def real_tokens(site: Site, layout: str, index: Iota | Symbol) -> Condition:

@@ -30,15 +30,22 @@ def chosen(site: Site, predicate: Value, cases: tuple[Value, ...]) -> PageEntry 
     """Select between entries of a lane and unowned rows.
 
     JAX counts negative indices from the end by `where(x < 0, x + length, x)`, which changes negative numbers only. A
-    number far below row 0 stays below it; other negative numbers have no fact.
+    number far below row 0 stays below it; other negative numbers have no fact. With any other predicate, `entry + size`
+    is past every pool.
     """
     facts = [case.fact for case in cases]
-    first, raised = facts[:2]
-    if isinstance(first, PageEntry) and isinstance(raised, PlusConstant) and predicate.fact == Negative(raised.number):
-        if raised.number != cases[0].number or raised.by > _MAX_RAISE or "below" in first.alternatives:
+    for k, (entry, other) in enumerate(((0, 1), (1, 0)) if len(cases) == 2 else ()):
+        first, raised = facts[entry], facts[other]
+        if not isinstance(first, PageEntry) or not isinstance(raised, PlusConstant):
+            continue
+        number, low = cases[entry].number, frozenset({"below"} if "lowest" in first.alternatives else ())
+        if raised.number != number or raised.by > _MAX_RAISE or "below" in first.alternatives:
             return None
-        low = frozenset({"below"} if "lowest" in first.alternatives else ())
-        return replace(first, alternatives=first.alternatives - {"lowest"} | low)
+        if k == 0 and predicate.fact == Negative(number):
+            return replace(first, alternatives=first.alternatives - {"lowest"} | low)
+        if cases[other].range is not None and raised.by >= _size(site, first):
+            return replace(first, alternatives=first.alternatives | low | {"past"})
+        return None
     entries = [fact for fact in facts if isinstance(fact, PageEntry)]
     if not entries or len({(fact.leaf, fact.stride) for fact in entries}) > 1:
         return None

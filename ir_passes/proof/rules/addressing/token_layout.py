@@ -23,9 +23,10 @@ from ir_passes.proof.rules.addressing.index_sums import (
     difference,
     entry_of,
     is_full,
+    mapped,
     real_tokens,
     single,
-    substituted,
+    sliced,
     sum_of,
     total,
 )
@@ -46,7 +47,6 @@ from ir_passes.proof.values import (
     RowPlaces,
     SegmentIds,
     ShiftedIds,
-    Term,
     TokenOf,
     TokenOfLane,
     Value,
@@ -584,15 +584,11 @@ def _part(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     starts = site.params["start_indices"]
     if isinstance(fact, SegmentIds | ShiftedIds):
         return _shifted(fact, int(starts[fact.axis])), None
-
-    def entry_of_part(term: Term) -> tuple[Term, int] | None:
-        if not isinstance(term, OffsetEntry) or term.of_token or term.axis is None:
-            return None
-        axis = None if site.shape[term.axis] == 1 else term.axis
-        return replace(term, axis=axis, first=term.first + int(starts[term.axis])), 0
-
+    if isinstance(fact, Mask):
+        mask = mapped(fact, sliced(site.shape, starts))
+        return None if mask is None else (mask, None)
     index = sum_of(operands[0])
-    return None if index is None else _as_result(site, substituted(entry_of_part)(index))
+    return None if index is None else _as_result(site, sliced(site.shape, starts)(index))
 
 
 def _dynamic_slice(site: Site, operands: list[Value]) -> _FactAndBounds | None:

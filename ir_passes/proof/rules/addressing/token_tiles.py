@@ -19,7 +19,6 @@ from ir_passes.proof.rules.addressing.index_sums import (
     difference,
     entry_of,
     in_lane,
-    index_limits,
     is_implied,
     lane_number,
     single,
@@ -94,15 +93,18 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     for when in (False, True):
         case, other, conditions = cases[when], cases[not when], conditions_of(mask.fact, when)
-        place, layout = _token_of_element(case)
-        if place is None:
+        token = _token_of_element(case)
+        if token is None:
             continue
-        conditions |= index_limits(site, place)
+        last_indices = {axis: site.shape[axis] - 1 for axis in axes_of(token.place)}
+        places = [replace(token.place, by=token.place.by + distance) for distance in {-token.back, token.ahead}]
         for start in starts_of_lanes(conditions):
             is_all, number = _has_all_lanes(site, start), lane_number(start)
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
             is_row = bool(start.of_token) and start.axis is not None and site.shape[start.axis] > 1
-            if start.layout != layout or not (is_all or is_one or is_row) or not in_lane(place, start, conditions):
+            if start.layout != token.layout or not (is_all or is_one or is_row):
+                continue
+            if not all(in_lane(place, start, conditions, last_indices) for place in places):
                 continue
             is_one = is_one or (site.prover.bound.lanes == 1 and not is_row)
             lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0, packed=start.of_token)
@@ -112,11 +114,11 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
     return result
 
 
-def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
+def _token_of_element(value: Value) -> TokenAt | None:
     owner, fact = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
-        return single(Iota(owner.axis)), owner.packed
-    return (fact.place, fact.layout) if isinstance(owner, Mixed) and isinstance(fact, TokenAt) else (None, None)
+        return TokenAt(owner.packed, single(Iota(owner.axis)))
+    return fact if isinstance(owner, Mixed) and isinstance(fact, TokenAt) else None
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:

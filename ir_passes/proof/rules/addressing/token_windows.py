@@ -20,6 +20,7 @@ from ir_passes.proof.rules.addressing.access import Access, constant_of, of_gath
 from ir_passes.proof.rules.addressing.index_sums import axes_of, entry_of, sum_of, total, with_axes
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import (
+    Fact,
     IndexSum,
     Iota,
     LaneOfToken,
@@ -97,7 +98,8 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
     axis, length = fact.axis, site.shape[fact.axis]
     row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
     other_operands = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
-    span = _span(site, cases[fact.when], axis, length)
+    case = cases[fact.when]
+    span = _span_of_places(site, case.fact, row_span) if _gathered_windows(case) else _span(site, case, axis, length)
     if span is None or any(_span(site, value, axis, length) != row_span for value in other_operands):
         return result
     low, high = span.start - fact.shift - span.back, span.start - fact.shift + span.ahead
@@ -124,6 +126,18 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
     if fact.axis is None and axis is not None and length == 1:
         fact = replace(fact, axis=axis)
     return fact if axis is None or fact.axis == axis else None
+
+
+def _span_of_places(site: Site, fact: Fact | None, row_span: TokenSpan) -> TokenSpan | None:
+    """Return the tokens for all indices of the other axes."""
+    assert isinstance(fact, TokenAt) and row_span.axis is not None
+    others = total([*fact.place.terms, (Iota(row_span.axis), -row_span.stride)], fact.place.by)
+    if row_span.axis in axes_of(others) or not all(isinstance(term, Iota) for term, _ in others.terms):
+        return None
+    ends = [factor * (site.shape[term.axis] - 1) for term, factor in others.terms if isinstance(term, Iota)]
+    least, greatest = others.by + sum(min(end, 0) for end in ends), others.by + sum(max(end, 0) for end in ends)
+    back, ahead = row_span.start - least + fact.back, greatest - row_span.start + fact.ahead
+    return replace(row_span, layout=fact.layout, back=back, ahead=ahead)
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
@@ -205,6 +219,10 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     in_line = _span_in_line(spans, lengths, places)
     if in_line is not None:
         return _with_span(site, result, in_line, site.shape[axis])
+    single_tokens = [_span(site, value, None, 0) for value in operands] if set(lengths) == {1} else []
+    windows = _at_distances(single_tokens, axis)
+    if windows is not None:
+        return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
     span, place = spans[longest], places[longest]
     token_count = None if span is None else site.prover.bound.layouts[span.layout]
@@ -222,15 +240,22 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
     moved_spans = [
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
     ]
-    if not isinstance(result.owner, Mixed) or len(moved_spans) < max(len(spans), 2):
-        return result
-    first, second = moved_spans[:2]
+    is_stacked = isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
+    windows = _at_distances([*moved_spans], new_axis) if is_stacked else None
+    return result if windows is None else result.replace(fact=windows)
+
+
+def _at_distances(spans: list[TokenSpan | None], axis: int) -> TokenAt | None:
+    """Return the tokens of parts, one for each index of `axis`, at equal distances."""
+    first, second = (*spans, None, None)[:2]
+    if first is None or second is None or first.axis in (None, axis):
+        return None
     distance = second.start - first.start
-    in_line = all(span == replace(first, start=first.start + distance * k) for k, span in enumerate(moved_spans))
-    if not in_line or first.axis is None or (first.stride, first.back, first.ahead) != (1, 0, 0):
-        return result
-    place = total([(Iota(first.axis), 1), (Iota(new_axis), distance)], first.start)
-    return result.replace(fact=TokenAt(first.layout, place))
+    is_in_line = all(span == replace(first, start=first.start + distance * k) for k, span in enumerate(spans))
+    if not is_in_line:
+        return None
+    place = total([(Iota(first.axis), first.stride), (Iota(axis), distance)], first.start)
+    return TokenAt(first.layout, place, first.back, first.ahead)
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:

@@ -23,9 +23,9 @@ from ir_passes.proof.values import Constant, Permuted, TokenPairs, Value
 NARROWEST = "int2", "uint2"
 """Dtypes with gathers and slices that end the process in XLA's CPU compiler."""
 SEEN_IN_INTEGERS = """
-Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SlotEntry
+BroadcastVector Columns Counts Iota OneHot PageEntry Permuted PlusConstant SegmentIds SlotEntry
 """.split()
-SEEN_IN_FLOATS = "Columns MaskedOut OneHot".split()
+SEEN_IN_FLOATS = "BroadcastVector Columns MaskedOut OneHot".split()
 """Facts of some result, without those that no dtype of few bits can show."""
 
 

@@ -22,7 +22,17 @@ UNCHANGED: dict[str, Callable[[Any], Any]] = {
     "// 1": lambda s: s // 1,
     "<< 0": lambda s: s << 0,
     ">> 0": lambda s: s >> 0,
+    "& -1": lambda s: s & -1,
+    "& 15": lambda s: s & 15,
+    "% 16": lambda s: s % 16,
+    "abs": lambda s: jnp.abs(s),
+    "- -": lambda s: jnp.negative(jnp.negative(s)),
+    "~ ~": lambda s: ~~s,
+    "+ 1 - 1": lambda s: s + 1 - 1,
+    "- 5 + 5": lambda s: s - 5 + 5,
+    "* 2 // 2": lambda s: s * 2 // 2,
     "uint8": lambda s: s.astype(jnp.uint8),
+    "sum over one": lambda s: s[None].sum(0),
     "clip": lambda s: jnp.clip(s, 0, ROWS - 1),
 }
 CHANGED: dict[str, Callable[[Any], Any]] = {

@@ -16,6 +16,7 @@ from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.rules.addressing.index_sums import difference, single, total
 from ir_passes.proof.values import (
     ActiveCount,
+    BroadcastVector,
     Columns,
     Condition,
     Counts,
@@ -194,6 +195,12 @@ class Dtype:
             for rows in (0, 1):
                 one_hot = self.world.arrays[CLASSES][:, None] == np.arange(N)
                 yield OneHot(CLASSES, rows, 1 - rows), COMMON, one_hot if rows == 0 else one_hot.T
+                vector = whole(self.world.arrays[self.first])
+                yield (
+                    BroadcastVector(self.first, rows),
+                    COMMON,
+                    np.broadcast_to(vector[:, None] if rows == 0 else vector, shape),
+                )
             columns = [self.values((N, 1)) for _ in range(N)]
             parts = tuple(self._bounded(Value(LaneRows(0)), column) for column in columns)
             yield Columns(parts), LaneRows(0), np.concatenate([whole(column) for column in columns], 1)

@@ -21,6 +21,7 @@ from ir_passes.proof.prover import Prover
 from ir_passes.proof.rules.addressing import packed_tokens
 from ir_passes.proof.values import (
     ActiveCount,
+    BroadcastVector,
     Columns,
     Counts,
     DeviceOffset,
@@ -165,6 +166,10 @@ class World:
                 first = np.moveaxis(elements, (rows, classes), (0, 1)).reshape(shape[rows], shape[classes], -1)
                 expected = keys[:, None] == np.arange(shape[classes])
                 return len(keys) == shape[rows] and bool((first == expected[..., None]).all())
+            case BroadcastVector(number, axis):
+                vector = whole(self.arrays[number]).ravel()
+                spread = np.moveaxis(elements, axis, -1)
+                return len(vector) == shape[axis] and bool(same(spread, np.broadcast_to(vector, spread.shape)).all())
             case Columns(values):
                 columns = [list(self.faults(column, elements[..., [k]])) for k, column in enumerate(values)]
                 return shape[-1] == len(values) and not any(columns)

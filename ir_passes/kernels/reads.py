@@ -70,7 +70,7 @@ def kernel_reads(program: ir.ClosedJaxpr, values: Sequence[Any]) -> list[KernelR
         values: of the step's inputs, if known.
     """
     reads: list[KernelReads] = []
-    _Step(reads, {}).run(program.jaxpr, program.consts, values)
+    _Step(reads).run(program.jaxpr, program.consts, values)
     return reads
 
 
@@ -114,14 +114,11 @@ class _Values:
 
 
 class _Step(_Values):
-    """The program of a step; `reads` receives the reads of its kernels.
+    """The program of a step; `reads` receives the reads of its kernels."""
 
-    Args:
-        counted: kernel and known operands -> bytes loaded per operand, and stored per result.
-    """
-
-    def __init__(self, reads: list[KernelReads], counted: "dict[Any, tuple[tuple[int, ...], tuple[int, ...]]]"):
-        self._reads, self._counted = reads, counted
+    def __init__(self, reads: list[KernelReads]):
+        self._reads = reads
+        self._counted: dict[Any, tuple[tuple[int, ...], tuple[int, ...]]] = {}  # kernel, known operands -> bytes
 
     def _top_k(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         """Draw the chosen indices uniformly, if the scores are unknown."""

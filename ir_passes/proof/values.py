@@ -55,13 +55,6 @@ class ActiveCount(Fact):
 
 
 @dataclass(frozen=True, slots=True)
-class RealToken(Fact):
-    """Every element is the number of one token that is no padding."""
-
-    layout: str
-
-
-@dataclass(frozen=True, slots=True)
 class SlotEntry(Fact):
     """Elements of a lane // `stride` = entry of this lane in a slot map.
 
@@ -81,13 +74,6 @@ class SlotEntry(Fact):
     stride: int = 1
     spare: int = 0
     non_null: bool = False
-
-
-@dataclass(frozen=True, slots=True)
-class HasRow(Fact):
-    """True if the slot map entry with this value number is not the null row."""
-
-    number: Number
 
 
 @dataclass(frozen=True, slots=True)
@@ -194,19 +180,12 @@ class OffsetEntry:
 
 
 @dataclass(frozen=True, slots=True)
-class Turn:
-    """A term of `IndexSum`: a loop iteration's number, or a token by shared index."""
-
-    symbol: Symbol
-
-
-@dataclass(frozen=True, slots=True)
 class IndexSum(Fact):
     """Element = `by` + sum of terms, in exact integers.
 
     Attributes:
-        terms: pairs of a term and its factor, not 0. `Iota(axis)`: the index along an axis; `SegmentIds`: a token's
-            lane.
+        terms: pairs of a term and its factor, not 0. `Iota(axis)`: the index along an axis; `Symbol`: a loop
+            iteration's number, or a token by shared index; `SegmentIds`: a token's lane.
         below: elements are unspecified where the sum is negative, or not below this number; None: all are specified.
     """
 
@@ -255,7 +234,6 @@ class WithinLane(Fact):
     Attributes:
         axis: t = `shift` + `stride` * index along it.
         back: number of tokens, at least 1; if negative, tokens t to t - `back` are in one lane and no padding.
-        window, slope: the number of tokens is `back` + `slope` * index along `window`, at least 0 for each index.
         exact: the opposite of `when` implies the opposite.
     """
 
@@ -266,13 +244,11 @@ class WithinLane(Fact):
     shift: int = 0
     token: Symbol | None = None
     stride: int = 1
-    window: int | None = None
-    slope: int = 0
     exact: bool = False
 
     def implied(self, when: bool) -> frozenset[Condition]:
-        axis, rest = self.axis, (self.shift, self.token, self.stride, self.window)
-        if axis is None or rest != (0, None, 1, None) or not (when == self.when or self.exact):
+        axis, rest = self.axis, (self.shift, self.token, self.stride)
+        if axis is None or rest != (0, None, 1) or not (when == self.when or self.exact):
             return frozenset()
         # t - back >= start, or t - back < stop
         bound = OffsetEntry(self.layout, int(self.back < 0), axis, of_token=self.layout)
@@ -285,13 +261,11 @@ class WithinLane(Fact):
 class TokenSpan(Fact):
     """Elements depend on a few tokens each; the owner is `Mixed`.
 
-    Elements at index r of `axis` and k of `window` depend on lanes of tokens t - `back` to t + `ahead`, with t =
-    `start` + `stride` * r + `slope` * k, if all of these are tokens; otherwise on any token.
+    Elements at index r of `axis` depend on lanes of tokens t - `back` to t + `ahead`, with t = `start` + `stride` * r,
+    if all of these are tokens; otherwise on any token.
 
     Attributes:
         axis: None if r is 0 for all elements.
-        window: a second axis, if any.
-        base: if 0 or 1, `axis` is an axis of lanes, and t = cu_seqlens[r + `base`] + `start` + `slope` * k.
     """
 
     layout: str
@@ -300,9 +274,19 @@ class TokenSpan(Fact):
     stride: int = 1
     back: int = 0
     ahead: int = 0
-    window: int | None = None
-    slope: int = 0
-    base: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
+class TokenAt(Fact):
+    """Elements depend on lanes of tokens `place` - `back` to `place` + `ahead`; the owner is `Mixed`.
+
+    If one of these is no token, they depend on any token.
+    """
+
+    layout: str
+    place: IndexSum
+    back: int = 0
+    ahead: int = 0
 
 
 @dataclass(frozen=True, slots=True)
@@ -319,14 +303,15 @@ class OwnTokens(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenOf(Fact):
-    """Every element is the number of a lane's token, or its position in the lane.
+    """Every element is the number of one real token, or its position in the lane.
 
     Attributes:
+        lane: of the token; None if unknown.
         base: "start" for the token's number, "length" for its position.
     """
 
     layout: str
-    lane: int | Symbol
+    lane: int | Symbol | None = None
     base: str = "start"
 
 
@@ -399,7 +384,7 @@ class Tiles(Fact):
     size: int
 
 
-Term = Iota | Turn | OffsetEntry | SegmentIds
+Term = Iota | Symbol | OffsetEntry | SegmentIds
 NOT_FINITE = frozenset({"nan", "inf", "-inf"})
 
 

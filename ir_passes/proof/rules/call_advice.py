@@ -14,11 +14,9 @@ from ir_passes.contract.contract import (
     SlotMap,
 )
 from ir_passes.contract.missing_entries import entry_code
-from ir_passes.contract.opaque import donors, fits, maps_of
 from ir_passes.contract.opaque_names import exact_name, short_name
 from ir_passes.jaxpr import ir
-from ir_passes.proof.concerned import describe
-from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows, axis_of
+from ir_passes.proof.owners import Common, LaneRows, OneLane, PoolRows
 from ir_passes.proof.refusals import RefusalText
 from ir_passes.proof.site import Site
 from ir_passes.proof.values import PageEntry, SlotEntry, Value
@@ -111,81 +109,20 @@ def _operand(site: Site, value: Value, shape: tuple[int, ...]) -> Any:
     return None
 
 
-def _map_misfit(site: Site, value: Value, declared: SlotMap, shape: tuple[int, ...]) -> str:
-    """Describe an operand's difference from its declared slot map."""
-    if not isinstance(value.fact, SlotEntry) or len(shape) > 1:
-        return "a slot map, and is not one"
-    if value.fact.stride != 1:
-        return "a slot map, and is one times a number"
-    if value.fact.guard is not None or value.fact.alternatives:
-        return "a slot map, and some entries may be replaced by a row past the end of the pool"
-    bound_input = site.prover.bound.inputs[value.fact.leaf]
-    entry = bound_input.entry
-    assert isinstance(entry, SlotMap)
-    if value.fact.offset is not None:
-        return f"a slot map, and is {bound_input.path} less the rows of other devices"
-    return f"{declared}, and is {bound_input.path}, {entry}"
+def other_types(eqn: ir.JaxprEqn, entry: Opaque) -> str:
+    """Describe a call's difference from its declaration in operands or results."""
+    called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
+    return f"declared with operands {entry.inputs} and results {entry.outputs}, called with {called}"
 
 
-def _table_misfit(site: Site, value: Value, declared: PageTable) -> str:
-    """Describe an operand's difference from its declared page table."""
-    fact = value.fact
-    if not isinstance(fact, PageEntry) or axis_of(value.owner) not in (None, 0):
-        return "a page table, and is not one"
-    bound_input = site.prover.bound.inputs[fact.leaf]
-    entry = bound_input.entry
-    assert isinstance(entry, PageTable)
-    if (fact.stride, fact.spare) != (1, 0) or fact.alternatives - ({"past"} if declared.role == "write" else set()):
-        return f"a page table, and is computed of {bound_input.path}: it may hold something else than its entries"
-    return f"{declared}, and is {bound_input.path}, {entry}"
-
-
-def call_misfit(site: Site, entry: Opaque) -> str:
-    """Describe a call's difference from its declaration in operands, results or aliases."""
-    eqn = site.eqn
-    if not fits(entry, site.shapes, ir.shapes(eqn.outvars)):
-        called = f"{ir.types(eqn.invars)} and {ir.types(eqn.outvars)}"
-        return f"declared with operands {entry.inputs} and results {entry.outputs}, called with {called}"
-    aliases = ir.aliases_of(eqn)
-    if aliases != dict(entry.aliases):
-        return f"declared with aliases={dict(entry.aliases)}, called with {aliases}"
-    types = {k: ir.types([eqn.invars[donor], eqn.outvars[k]]) for k, donor in donors(entry).items()}
-    k, (old, new) = next((k, pair) for k, pair in types.items() if pair[0] != pair[1])
-    return f"result {k}, {new}, is declared the successor of operand {donors(entry)[k]}, {old}"
-
-
-def operand_misfit(site: Site, entry: Opaque, declared: Any, value: Value, shape: tuple[int, ...]) -> str:
-    """Describe an operand's difference from its declaration."""
-    match declared:
-        case Shared():
-            return "Shared, and differs between lanes"
-        case Lane(axis):
-            return f"Lane(axis={axis}), and holds {describe(value.owner)}"
-        case Packed(role=None):
-            return f"{declared}, and holds {describe(value.owner)}"
-        case Pool():
-            return _pool_misfit(site, entry, declared, value)
-        case SlotMap():
-            return _map_misfit(site, value, declared, shape)
-        case PageTable():
-            return _table_misfit(site, value, declared)
-    return f"{declared}, and is not the one of the contract"
+def other_entries(fact: SlotEntry | PageEntry, path: str) -> str:
+    """Describe changed entries of a slot map or page table."""
+    if isinstance(fact, SlotEntry) and fact.alternatives:
+        return "some entries may be replaced by a row past the end of the pool"
+    return f"is computed of {path}: it may hold something else than its entries"
 
 
 def unequal_rows(lengths: Mapping[str, tuple[int, ...]]) -> str:
     """Describe operands and results with different numbers of rows."""
     counts = ", ".join(f"{name} has {length[0] if length else 'none'}" for name, length in lengths.items())
     return f"numbers of rows differ: {counts}"
-
-
-def _pool_misfit(site: Site, entry: Opaque, declared: Pool, value: Value) -> str:
-    owner, prover = value.owner, site.prover
-    leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
-    group = declared.group if leaf is None else getattr(prover.bound.inputs[leaf].entry, "group", "")
-    if group != declared.group:
-        return f"a pool of group {declared.group!r}, and is one of group {group!r}"
-    if not any(maps_of(entry, declared.group)):
-        return f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
-    if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
-        return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
-    return f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"

@@ -20,7 +20,6 @@ from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
 from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing import token_tiles, token_windows
-from ir_passes.proof.rules.addressing.index_sums import entry_of
 from ir_passes.proof.rules.addressing.packed_tokens import at_index, in_branch, relocated
 from ir_passes.proof.rules.addressing.token_layout import LAYOUT_FACTS
 from ir_passes.proof.rules.lane_loops import counter_of, stops_by_lane
@@ -30,13 +29,10 @@ from ir_passes.proof.values import (
     Constant,
     Greatest,
     Iota,
-    OffsetEntry,
     PageEntry,
     PreviousLane,
-    RealToken,
     SlotEntry,
     Tiles,
-    TokenOf,
     TokenSpan,
     Value,
     WithinLane,
@@ -155,7 +151,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
             if bound.fact == ActiveCount():
                 prover.active.add(index)
             counted = {
-                k: {"range": (bounds[0], stop - 1), "fact": _counted_fact(site, first[k], bound), "number": index}
+                k: {"range": (bounds[0], stop - 1), "fact": token_tiles.counted(site, first[k], bound), "number": index}
             }
 
     def run_body(carry: list[Value]) -> tuple[list[Value], list[Value]]:
@@ -184,15 +180,6 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
             return [Value(test[0].owner) if k in changed else value for k, value in enumerate(carry)]
     writes = [record for record in prover.accesses[start:] if record.write]
     return flowing(site, carry, test[0].owner, writes)
-
-
-def _counted_fact(site: Site, start: Value, bound: Value) -> RealToken | TokenOf | None:
-    own = token_tiles.counted(start, bound)
-    if own is not None:
-        return own
-    end, by = entry_of(bound.fact) or (None, 0)
-    is_end = end is not None and not by and end == OffsetEntry(end.layout, site.prover.bound.lanes)
-    return RealToken(end.layout) if end is not None and is_end else None
 
 
 def _fixpoint(

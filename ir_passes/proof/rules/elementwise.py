@@ -29,7 +29,6 @@ from ir_passes.proof.values import (
     BroadcastVector,
     DeviceOffset,
     Greatest,
-    HasRow,
     Implies,
     Iota,
     Negative,
@@ -236,11 +235,11 @@ def _not_equal(site: Site, result: Value, x: Value, y: Value) -> Value:
     return result.replace(fact=_has_row(site, x, y))
 
 
-def _has_row(site: Site, x: Value, y: Value) -> HasRow | None:
-    """Compare slot map entries with the null row."""
+def _has_row(site: Site, x: Value, y: Value) -> Implies | None:
+    """Compare slot map entries with the null row, row 0."""
     is_plain = isinstance(x.fact, SlotEntry) and x.fact == SlotEntry(x.fact.leaf) and site.shapes[0] == site.shape
     bound = {"gt": 0, "ne": 0, "ge": 1}.get(site.name)
-    return HasRow(x.number) if is_plain and bound is not None and constant_of(y) == bound else None
+    return Implies(x.number, zero=False) if is_plain and bound is not None and constant_of(y) == bound else None
 
 
 def _both(site: Site, result: Value, x: Value, y: Value) -> Value:
@@ -370,7 +369,7 @@ def _guarded_slots(site: Site, predicate: Value, cases: tuple[Value, ...]) -> Sl
     offsets = [case.range[1] for case in other_cases if case.range is not None and case.range[1] < slots[0].stride]
     spare = max(slots[0].spare, *offsets, 0)  # of elements of the null row, too
     predicate_fact = predicate.fact if site.shapes[0] == site.shape and len(cases) == 2 else None
-    non_null = slots[0].non_null or predicate_fact == HasRow(cases[1].number)
+    non_null = slots[0].non_null or predicate_fact == Implies(cases[1].number, zero=False)
     alternatives = slots[0].alternatives.union(filter(None, alternatives))
     return replace(slots[0], guard=guard, alternatives=alternatives, spare=spare, non_null=non_null)
 

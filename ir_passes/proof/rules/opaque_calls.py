@@ -19,7 +19,7 @@ from ir_passes.proof.registry import rule
 from ir_passes.proof.rules.addressing.page_tables import page_fault
 from ir_passes.proof.rules.addressing.pool_rows import record, row_fault
 from ir_passes.proof.rules.addressing.slot_maps import map_fault
-from ir_passes.proof.rules.call_advice import ambiguous_name, call_misfit, operand_misfit, undeclared_call, unequal_rows
+from ir_passes.proof.rules.call_advice import ambiguous_name, other_entries, other_types, undeclared_call, unequal_rows
 from ir_passes.proof.rules.calls import declared_result
 from ir_passes.proof.site import Site
 from ir_passes.proof.uniformity import disordered
@@ -192,63 +192,77 @@ class _Declared:
         return lanes
 
     def _misfit(self) -> str | None:
+        """Describe the call's difference from its declaration, if any."""
         entry, eqn, site = self.entry, self.site.eqn, self.site
-        is_counted = fits(entry, site.shapes, ir.shapes(eqn.outvars)) and ir.aliases_of(eqn) == dict(entry.aliases)
-        pairs = donors(entry).items()
-        is_counted = is_counted and all(entry.inputs[donor] == entry.outputs[k] for k, donor in pairs)
-        if not is_counted or any(len({*ir.types([eqn.invars[donor], eqn.outvars[k]])}) > 1 for k, donor in pairs):
-            return call_misfit(site, entry)
+        if not fits(entry, site.shapes, ir.shapes(eqn.outvars)):
+            return other_types(eqn, entry)
+        if ir.aliases_of(eqn) != dict(entry.aliases):
+            return f"declared with aliases={dict(entry.aliases)}, called with {ir.aliases_of(eqn)}"
+        for k, donor in donors(entry).items():
+            old, new = ir.types([eqn.invars[donor], eqn.outvars[k]])
+            if old != new or entry.inputs[donor] != entry.outputs[k]:
+                return f"result {k}, {new}, is declared the successor of operand {donor}, {old}"
         for k, (value, declared) in enumerate(zip(self.operands, entry.inputs, strict=True)):
-            if not self._fits(value, declared, site.shapes[k]):
-                return f"operand {k} is declared {operand_misfit(site, entry, declared, value, site.shapes[k])}"
+            problem = self._operand_misfit(value, declared, site.shapes[k])
+            if problem is not None:
+                return f"operand {k} is declared {problem}"
         return None
 
-    def _fits(self, value: Value, declared: Any, shape: tuple[int, ...]) -> bool:
-        owner = value.owner
+    def _operand_misfit(self, value: Value, declared: Any, shape: tuple[int, ...]) -> str | None:
+        owner, does_fit, problem = value.owner, False, f"{declared}, and holds {describe(value.owner)}"
         match declared:
             case Shared():
-                return isinstance(owner, Common)
+                does_fit, problem = isinstance(owner, Common), "Shared, and differs between lanes"
             case Lane(axis):
-                return not isinstance(owner, PoolRows) and axis_of(owner) in (None, axis)
+                does_fit = not isinstance(owner, PoolRows) and axis_of(owner) in (None, axis)
+                problem = f"Lane(axis={axis}), and holds {describe(owner)}"
             case Packed(axis, None, layout):
-                return owner in (COMMON, LaneRows(axis, packed=layout))
+                does_fit = owner in (COMMON, LaneRows(axis, packed=layout))
             case Packed(_, _, layout):
-                return self.site.layout_of(value, shape) == layout
+                does_fit = self.site.layout_of(value, shape) == layout
+                problem = f"{declared}, and is not the one of the contract"
             case Pool():
-                return self._fits_pool(value, declared)
+                return self._pool_misfit(value, declared)
             case SlotMap():
-                return len(shape) < 2 and self._is_row_map(value.fact, declared)
+                return self._map_misfit(value.fact if len(shape) < 2 else None, declared)
             case PageTable():
-                return axis_of(owner) in (None, 0) and self._is_row_map(value.fact, declared)
-        return False
+                return self._map_misfit(value.fact if axis_of(owner) in (None, 0) else None, declared)
+        return None if does_fit else problem
 
-    def _is_row_map(self, fact: Fact | None, declared: SlotMap | PageTable) -> bool:
-        """True if an operand holds the entries of an input like the declared one."""
-        if not isinstance(fact, SlotEntry | PageEntry):
-            return False
-        entry, unchanged = self.site.prover.bound.inputs[fact.leaf].entry, type(fact)(fact.leaf)
+    def _map_misfit(self, fact: Fact | None, declared: SlotMap | PageTable) -> str | None:
+        """Describe the difference from unchanged entries of an input like the declared one."""
+        noun, kind = ("slot map", SlotEntry) if isinstance(declared, SlotMap) else ("page table", PageEntry)
+        if not isinstance(fact, kind):
+            return f"a {noun}, and is not one"
+        source, unchanged = self.site.prover.bound.inputs[fact.leaf], kind(fact.leaf)
+        entry = source.entry
+        assert isinstance(entry, type(declared))
         if isinstance(fact, SlotEntry):
             unchanged = replace(unchanged, non_null=fact.non_null)
         elif declared.role == "write":
             unchanged = replace(unchanged, alternatives=fact.alternatives & {"past"})
-        if fact != unchanged or not isinstance(entry, SlotMap | PageTable) or type(entry) is not type(declared):
-            return False
+        if fact != unchanged:
+            return f"a {noun}, and {other_entries(fact, source.path)}"
         sizes = [(x.size, x.null, getattr(x, "page_size", 1)) for x in (entry, declared)]
         is_local = isinstance(fact, PageEntry) or entry.local == declared.local
-        return sizes[0] == sizes[1] and is_local and entry.role in (declared.role, "both")
+        does_fit = sizes[0] == sizes[1] and is_local and entry.role in (declared.role, "both")
+        return None if does_fit else f"{declared}, and is {source.path}, {entry}"
 
-    def _fits_pool(self, value: Value, declared: Pool) -> bool:
+    def _pool_misfit(self, value: Value, declared: Pool) -> str | None:
         owner, prover = value.owner, self.site.prover
         leaf = prover.versions.leaf_of.get(value.version) if value.version is not None else None
-        entry = declared if leaf is None else prover.bound.inputs[leaf].entry
-        if not isinstance(entry, Pool) or entry.group != declared.group:
-            return False
+        group = declared.group if leaf is None else getattr(prover.bound.inputs[leaf].entry, "group", "")
+        if group != declared.group:
+            return f"a pool of group {declared.group!r}, and is one of group {group!r}"
         if not any(maps_of(self.entry, declared.group)):
             has_lane_rows = isinstance(owner, LaneRows) and replace(owner, start=0, split=()) == LaneRows(declared.axis)
-            return has_lane_rows or isinstance(owner, OneLane)
+            problem = f"a pool with one row for each lane along axis {declared.axis}, and holds {describe(owner)}"
+            return None if has_lane_rows or isinstance(owner, OneLane) else problem
         if not isinstance(owner, PoolRows) or owner.axis != declared.axis or owner.inner != 1:
-            return False
-        return not owner.split or self._counted_within(declared.group)
+            return f"a pool with a slot map, rows along axis {declared.axis}, and holds {describe(owner)}"
+        is_split = owner.split and not self._counted_within(declared.group)
+        problem = f"a pool with all its rows, and they are split over devices along {', '.join(owner.split)}"
+        return problem if is_split else None
 
     def _counted_within(self, group: str) -> bool:
         return all(getattr(row_map, "local", None) is not None for _, row_map in maps_of(self.entry, group))

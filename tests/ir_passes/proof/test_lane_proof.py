@@ -99,14 +99,14 @@ EXPERT_ARGS = (jnp.ones((EXPERTS, D, 7)), jnp.ones((N, D)), jnp.ones((D, EXPERTS
 EXPERT_CONTRACT = LaneContract(inputs=(Shared(), Lane(), Shared()), outputs=(Lane(),))
 
 
-def sorted_experts(place):
+def sorted_experts(place, counted=lambda expert: jnp.bincount(expert, length=EXPERTS)):
     """Sort rows by expert, apply `place(rows)`, restore the order."""
 
     def step(w, x, router):
         expert = lax.top_k(x @ router, TOP)[1].reshape(-1)
         order = jnp.argsort(expert)
         rows = place(x[order // TOP])
-        y = lax.ragged_dot(rows, w, jnp.bincount(expert, length=EXPERTS))
+        y = lax.ragged_dot(rows, w, counted(expert).astype(jnp.int32))
         return (y[jnp.argsort(order)].reshape(N, TOP, -1).sum(1),)
 
     return step
@@ -116,6 +116,21 @@ def test_what_is_the_same_for_all_rows_may_meet_sorted_rows() -> None:
     proved(
         sorted_experts(lambda rows: jnp.maximum(rows * jnp.arange(float(D))[None], 0) + 1), EXPERT_ARGS, EXPERT_CONTRACT
     )
+
+
+@pytest.mark.parametrize("by", [0, 1])
+def test_experts_are_counted_by_comparison(by: int) -> None:
+    """Repeat the keys, compare them with all experts, and count along the rows."""
+    shape = N * TOP, EXPERTS
+
+    def counted(expert):
+        keys = lax.broadcast_in_dim(expert, shape, (0,))
+        return (keys == lax.broadcasted_iota(jnp.int32, shape, 1) + by).astype(jnp.int32).sum(0)
+
+    if by:
+        assert kinds(sorted_experts(lambda rows: rows, counted), EXPERT_ARGS, EXPERT_CONTRACT)
+    else:
+        proved(sorted_experts(lambda rows: rows, counted), EXPERT_ARGS, EXPERT_CONTRACT)
 
 
 @pytest.mark.parametrize("place", [

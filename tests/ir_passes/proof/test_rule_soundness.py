@@ -137,7 +137,7 @@ def test_random_forms_are_varied() -> None:
                 facts[type(value.fact).__name__] += 1
                 non_null += getattr(value.fact, "non_null", False)
                 intact[role] += value.intact is not None
-    assert facts["HasRow"] and non_null and intact["active"] and intact["active_count"], (facts, non_null, intact)
+    assert facts["Implies"] and non_null and intact["active"] and intact["active_count"], (facts, non_null, intact)
 
 
 @pytest.mark.long

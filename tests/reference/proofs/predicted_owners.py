@@ -24,7 +24,7 @@ from ir_passes.proof.values import (
     Columns,
     Counts,
     Finite,
-    HasRow,
+    Implies,
     IndexSum,
     Iota,
     Mask,
@@ -43,6 +43,7 @@ from ir_passes.proof.values import (
     ShiftedIds,
     SlotEntry,
     Tiles,
+    TokenAt,
     TokenOfLane,
     TokenSpan,
     Value,
@@ -327,12 +328,6 @@ def _faults_of(
             lane = (rows[..., ~inner] >= 0) & (rows[..., ~inner] <= reality.bound.lanes)
             if ((rows[..., inner] != expected) & ~in_lane).any() or lane.any():
                 yield "is not the lane of each token, shifted"
-        case WithinLane(layout, int(axis), back, when, shift, _, stride, int(window), slope):
-            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
-                if back + slope * k:
-                    axis_left = axis - (window < axis)
-                    fact = WithinLane(layout, axis_left, back + slope * k, when, shift, None, stride)
-                    yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case WithinLane(layout, int(axis), back, when, shift, _, stride) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, -1), reality.segments[layout]
             token, edge = np.arange(rows.shape[-1]) * stride + shift, segment.shape[1]
@@ -342,23 +337,20 @@ def _faults_of(
             wrong = np.any([lane != other for other in spans], axis=0) & (lane >= 0) & (lane < reality.bound.lanes)
             if ((rows == when) & wrong.reshape(len(rows), *[1] * (rows.ndim - 2), -1)).any():
                 yield "puts tokens of different lanes into one"
-        case TokenSpan(layout, int(axis), start, _, 0, 0, window, slope, int(base)) if layout in reality.segments:
-            array, window = (array[..., None], array.ndim - 1) if window is None else (array, window)
-            rows = np.moveaxis(array, (axis + 1, window + 1), (1, 2))
-            rows = rows.reshape(*rows.shape[:3], -1)
-            tokens = _starts(reality, layout)[:, base : base + rows.shape[1], None] + start
-            tokens = tokens + slope * np.arange(rows.shape[2])
-            count = reality.segments[layout].shape[1]
-            mask = (tokens >= 0) & (tokens < count)
-            lanes = [
-                segment[np.where(m, index, 0)]
-                for segment, index, m in zip(reality.segments[layout], tokens, mask, strict=True)
-            ]
-            lanes = np.where(mask, np.stack(lanes), reality.bound.lanes)
-            may = np.pad(reality.lanes, ((0, 0), (0, 1)), constant_values=True)
-            may = np.stack([row[lane] for row, lane in zip(may, lanes, strict=True)])
-            if (differing(rows, rows[reality.claims.base]).any(-1) & ~may).any():
-                yield "depends on tokens outside of its tile"
+        case TokenAt(layout, place, back, ahead) if layout in reality.segments:
+            differs = differing(array, array[reality.claims.base])
+            starts = {name: _starts(reality, name) for name in reality.segments}
+            for k, segment in enumerate(reality.segments[layout]):
+                layouts = {name: (starts[name][k], lanes[k]) for name, lanes in reality.segments.items()}
+                token, is_known = evaluated(place, array.shape[1:], layouts, {})
+                may = np.zeros(array.shape[1:], bool)
+                for place_of_token in (token + distance for distance in range(-back, ahead + 1)):
+                    is_token = is_known & (place_of_token >= 0) & (place_of_token < len(segment))
+                    lanes = np.where(is_token, segment[np.where(is_token, place_of_token, 0)], reality.bound.lanes)
+                    may |= np.append(reality.lanes[k], True)[lanes]
+                if (differs[k] & ~may).any():
+                    yield "depends on tokens at other places"
+                    break
         case OwnTokens(layout, LaneRows(axis, inner, packed=packed)) if layout in reality.segments:
             rows = np.moveaxis(array, axis + 1, 1).reshape(len(array), array.shape[axis + 1], -1)
             lanes = np.broadcast_to(np.arange(rows.shape[1]) // inner, rows.shape[:2])
@@ -369,10 +361,6 @@ def _faults_of(
             is_wrong = ((row_lanes != lanes[..., None]) & ((rows < count) | bool(packed))) | (rows < 0)
             if (is_wrong & (lanes[..., None] < reality.bound.lanes)).any():
                 yield "is a token of another lane"
-        case TokenSpan(layout, int(axis), start, stride, before, after, int(window), slope, None):
-            for k, index in enumerate(np.moveaxis(array, window + 1, 0)):
-                fact = TokenSpan(layout, axis - (window < axis), start + slope * k, stride, before, after)
-                yield from _faults_of(reality, index, Value(value.owner, fact=fact), orders, numbered, where, runs)
         case TokenSpan(layout, int(axis), start, stride, before, after) if layout in reality.segments:
             rows, segment = np.moveaxis(array, axis + 1, 1), reality.segments[layout]
             low = start + stride * np.arange(rows.shape[1]) - before
@@ -432,9 +420,9 @@ def _faults_of(
         case Negative(number) if number in numbered and numbered[number].shape == array.shape:
             if (array != (numbered[number] < 0)).any():
                 yield "does not say what is negative"
-        case HasRow(number) if number in numbered and numbered[number].shape == array.shape:
-            if (array != (numbered[number] != 0)).any():
-                yield "does not say who has a row"
+        case Implies(number, zero) if number in numbered and numbered[number].shape == array.shape:
+            if (array.astype(bool) & ((numbered[number] == 0) != zero)).any():
+                yield "is true where a number is zero, or is not"
         case PlusConstant(number, by) if number in numbered and numbered[number].shape == array.shape:
             if (array != numbered[number] + np.asarray(by, array.dtype)).any():
                 yield "is not raised"

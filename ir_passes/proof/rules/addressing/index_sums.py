@@ -5,14 +5,14 @@ conditions: entries never fall, and a real token is within its lane.
 """
 
 from collections import Counter
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 
 from ir_passes.proof.intervals import fits
 from ir_passes.proof.owners import Symbol
 from ir_passes.proof.rules.addressing.access import constant_of
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Turn, Value
+from ir_passes.proof.values import Condition, Fact, IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Term, Value
 
 NON_NEGATIVE = 1 << 62
 """`IndexSum.below` if only elements with a negative sum are unspecified."""
@@ -78,8 +78,8 @@ def is_representable(site: Site, value: IndexSum) -> bool:
         match term:
             case Iota(axis):
                 limit: int | None = max(site.shape[axis] - 1, 0)
-            case Turn(symbol):
-                limit = symbol.size
+            case Symbol(_, size):
+                limit = size
             case SegmentIds():
                 limit = site.prover.bound.lanes
             case OffsetEntry(layout):
@@ -122,7 +122,7 @@ def substituted(term_of: Callable[[Term], tuple[Term | None, int] | None]) -> Ca
 
 def with_axes(new_axis_of: Callable[[int], int | None]) -> Callable[[IndexSum], IndexSum | None]:
     def term_of(term: Term) -> tuple[Term, int] | None:
-        if isinstance(term, Turn) or term.axis is None:
+        if isinstance(term, Symbol) or term.axis is None:
             return term, 0
         axis = new_axis_of(term.axis)
         return None if axis is None else (replace(term, axis=axis), 0)
@@ -159,13 +159,13 @@ def at_number(symbol_of: Callable[[str], Symbol | None], value: IndexSum) -> Ind
     symbol = symbol_of(layouts.pop() if layouts else "") if len(layouts) <= 1 - lanes else None
 
     def term_of(term: Term) -> tuple[Term, int] | None:
-        if isinstance(term, Turn) or term.axis is None:
+        if isinstance(term, Symbol) or term.axis is None:
             return term, 0
         if term.axis:
             return replace(term, axis=term.axis - 1), 0
         if symbol is None or isinstance(term, SegmentIds):
             return None
-        return (Turn(symbol) if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
+        return (symbol if isinstance(term, Iota) else replace(term, axis=None, symbol=symbol)), 0
 
     return substituted(term_of)(value)
 
@@ -183,7 +183,7 @@ def _least_difference(x: Term, y: Term) -> int | None:
 
 
 def token_of(bound: OffsetEntry) -> Term:
-    return Turn(bound.symbol) if bound.symbol is not None else Iota(bound.axis or 0)
+    return bound.symbol or Iota(bound.axis or 0)
 
 
 def is_never_negative(value: IndexSum) -> bool:
@@ -195,26 +195,43 @@ def is_never_negative(value: IndexSum) -> bool:
     return value.by >= 0 and all(factor > 0 for _, factor in value.terms)
 
 
-def is_implied(value: IndexSum, conditions: Iterable[Condition]) -> bool:
+def is_implied(value: IndexSum, conditions: Iterable[Condition], last_indices: Mapping[int, int] | None = None) -> bool:
+    """True if a sum is never negative, where the conditions hold.
+
+    Args:
+        last_indices: axis -> last index along it, for axes of this value that may be replaced by a bound.
+    """
     known_sums = [condition.sum for condition in conditions if not condition.differs]
     # a condition with the lane of another token does not hold for padding
     known_sums = [known_sum for known_sum in known_sums if _lanes_of_tokens(known_sum) <= _lanes_of_tokens(value)]
-    return any(is_never_negative(difference(value, known_sum)) for known_sum in (IndexSum(frozenset()), *known_sums))
+    remainders = [difference(value, known_sum) for known_sum in (IndexSum(frozenset()), *known_sums)]
+    for axis, last in (last_indices or {}).items():
+        factors = [(remainder, dict(remainder.terms).get(Iota(axis), 0)) for remainder in remainders]
+        # the least number of a falling sum is at the last index
+        remainders += [
+            total([*remainder.terms, (Iota(axis), -factor)], remainder.by + factor * last)
+            for remainder, factor in factors
+            if factor < 0
+        ]
+    return any(map(is_never_negative, remainders))
 
 
 def _lanes_of_tokens(value: IndexSum) -> set[OffsetEntry]:
     return {replace(term, first=0) for term, _ in value.terms if isinstance(term, OffsetEntry) and term.of_token}
 
 
-def in_lane(place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition]) -> bool:
+def in_lane(
+    place: IndexSum, start: OffsetEntry, conditions: Iterable[Condition], last_indices: Mapping[int, int] | None = None
+) -> bool:
     """True if a place is in the lane beginning at an entry.
 
-    With an axis or a symbol, it is the lane of this index.
+    With an axis or a symbol, it is the lane of this index. `last_indices` is as in `is_implied`.
     """
     if start.first < 0 or (start.first and (start.axis is not None or start.symbol is not None)):
         return False
     begin, stop = single(start), single(replace(start, first=start.first + 1))
-    return is_implied(difference(place, begin), conditions) and is_implied(difference(stop, place, -1), conditions)
+    ends = difference(place, begin), difference(stop, place, -1)
+    return all(is_implied(end, conditions, last_indices) for end in ends)
 
 
 def lane_number(start: OffsetEntry) -> int | Symbol | None:
@@ -234,9 +251,5 @@ def full_conditions(site: Site, operand: int, fact: Fact | None, when: bool) -> 
     return frozenset(condition for condition in conditions if is_full(site, operand, axes_of(condition.sum)))
 
 
-def index_limits(site: Site, place: IndexSum) -> set[Condition]:
-    return {Condition(total([(Iota(axis), -1)], site.shape[axis] - 1)) for axis in axes_of(place)}
-
-
-def real_tokens(site: Site, layout: str, index: Iota | Turn) -> Condition:
+def real_tokens(site: Site, layout: str, index: Iota | Symbol) -> Condition:
     return Condition(difference(single(OffsetEntry(layout, site.prover.bound.lanes)), single(index), -1))

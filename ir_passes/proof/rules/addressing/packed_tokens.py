@@ -50,18 +50,17 @@ from ir_passes.proof.values import (
     OwnTokens,
     PageEntry,
     PlacedToken,
-    RealToken,
     RowPlaces,
     SameLane,
     SegmentIds,
     SharedElsewhere,
     ShiftedIds,
     SlotEntry,
+    TokenAt,
     TokenOf,
     TokenOfLane,
     TokenPairs,
     TokenSpan,
-    Turn,
     Value,
     WithinLane,
 )
@@ -90,9 +89,11 @@ def relocated(fact: Fact | None, new_axis_of: Callable[[int], int | None]) -> Fa
         axis = new_axis_of(fact.rows.axis)
         return None if axis is None else replace(fact, rows=replace(fact.rows, axis=axis))
     if isinstance(fact, Iota | PlacedToken | RowPlaces | SegmentIds | ShiftedIds | TokenSpan | WithinLane):
-        old = {name: getattr(fact, name, None) for name in ("axis", "window")}
-        axes = {name: new_axis_of(axis) for name, axis in old.items() if axis is not None}
-        return None if None in axes.values() else replace(fact, **axes)
+        axis = None if fact.axis is None else new_axis_of(fact.axis)
+        return replace(fact, axis=axis) if axis is not None or fact.axis is None else None
+    if isinstance(fact, TokenAt):
+        place = index_sums.with_axes(new_axis_of)(fact.place)
+        return None if place is None else replace(fact, place=place)
     if isinstance(fact, SameLane | TokenPairs | MaskedOut):
         moved_axes = [(owner, new_axis_of(owner.axis)) for owner in (fact.rows, fact.columns)]
         rows, columns = (None if axis is None else replace(owner, axis=axis) for owner, axis in moved_axes)
@@ -115,6 +116,10 @@ def picked(site: Site, rows: LaneRows, access: Access) -> Owner | None:
     if isinstance(index.fact, SegmentIds) and index.fact.axis >= len(access.index_axes):
         return None
     fact = index.fact
+    if isinstance(fact, OwnTokens) and rows == tokens(axis, fact.layout) and lanes > 1:
+        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == count
+        is_row = is_inside and fact.rows.axis < len(access.index_axes)
+        return replace(fact.rows, axis=access.index_axes[fact.rows.axis]) if is_row else None
     if isinstance(fact, RowPlaces) and rows == LaneRows(axis, fact.stride) and access.full[axis] == lanes * fact.stride:
         return None if fact.masked and not access.drops else tokens(access.index_axes[fact.axis], fact.layout)
     by_lane = rows == LaneRows(axis) and access.full[axis] == lanes
@@ -217,7 +222,7 @@ def at_token(site: Site, operand: Value, access: Access) -> Fact | None:
     if not isinstance(index.owner, Common) or (access.drops and not access.inside(axis)):
         return None  # a fill value is not a lane
     fact = at_index(operand.fact, lambda layout: Symbol(index.number, access.full[axis]) if layout else None)
-    if isinstance(fact, LaneOfToken) and index.fact == RealToken(fact.layout):
+    if isinstance(fact, LaneOfToken) and index.fact == TokenOf(fact.layout):
         return replace(fact, padding="none")
     return fact
 
@@ -233,7 +238,7 @@ def at_index(fact: Fact | None, symbol_of: Callable[[str], Symbol | None]) -> Fa
     token = symbol_of(fact.layout) if isinstance(fact, SegmentIds | WithinLane) and fact.axis == 0 else None
     if isinstance(fact, SegmentIds) and token is not None:
         return LaneOfToken(token, fact.layout, fact.padding)
-    if isinstance(fact, WithinLane) and fact == replace(fact, shift=0, stride=1, window=None):
+    if isinstance(fact, WithinLane) and fact == replace(fact, shift=0, stride=1):
         return None if token is None else replace(fact, axis=None, token=token)
     return None
 
@@ -263,12 +268,12 @@ def in_branch(site: Site, mask: Value, when: bool, operands: tuple[Value, ...]) 
 
 def _real_index(site: Site, mask: Mask, when: bool, value: Value) -> Value:
     fact = value.fact
-    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, Turn(fact.token)):
+    if isinstance(fact, LaneOfToken) and token_layout.padding_of(site, mask, when, fact.layout, fact.token):
         return value.replace(fact=replace(fact, padding="none"))
     for layout, size in site.prover.bound.layouts.items() if fact is None and isinstance(value.owner, Common) else ():
-        token = Turn(Symbol(value.number, size or 0))
+        token = Symbol(value.number, size or 0)
         if size is not None and token_layout.padding_of(site, mask, when, layout, token):
-            return value.replace(fact=RealToken(layout))
+            return value.replace(fact=TokenOf(layout))
     return value
 
 

@@ -49,7 +49,6 @@ from ir_passes.proof.values import (
     ShiftedIds,
     TokenOf,
     TokenOfLane,
-    Turn,
     Value,
     WithinLane,
 )
@@ -177,7 +176,7 @@ def _compared(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     mask = _conditions(site.name, difference(x, y))
     for conditions, when in ((mask.if_true, True), (mask.if_false, False)):
         for condition in sorted(conditions, key=str):
-            lane_mask = _within(site, condition, when)
+            lane_mask = _within(condition, when)
             if lane_mask is not None:
                 return replace(lane_mask, exact=site.name not in ("eq", "ne")), None
     terms = difference(x, y).terms
@@ -206,10 +205,10 @@ def _turn(site: Site, x: Value, bound: IndexSum | None) -> IndexSum | None:
     tokens = site.prover.bound.layouts.get(layouts.pop()) if len(layouts) == 1 else None
     # an index out of bounds is clamped to another token
     in_bounds = tokens is not None and x.range is not None and 0 <= x.range[0] and x.range[1] < tokens
-    return single(Turn(Symbol(x.number, tokens))) if tokens is not None and in_bounds else None
+    return single(Symbol(x.number, tokens)) if tokens is not None and in_bounds else None
 
 
-def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
+def _within(condition: Condition, when: bool) -> WithinLane | None:
     factors = dict(condition.sum.terms)
     bounds = [term for term in factors if isinstance(term, OffsetEntry) and term.of_token]
     if len(bounds) != 1 or condition.differs:
@@ -218,22 +217,13 @@ def _within(site: Site, condition: Condition, when: bool) -> WithinLane | None:
     token = index_sums.token_of(bound)
     if bound.of_token != bound.layout:
         return None  # tokens of another layout
-    windows = [term for term in factors if term not in (bound, token)]
-    if factors.get(token) != -factors[bound] or abs(factors[bound]) != 1 or len(windows) > 1:
+    if len(factors) != 2 or factors.get(token) != -factors[bound] or abs(factors[bound]) != 1:
         return None
     if factors[bound] == 1:  # stop - t + by >= 0
-        is_known = bound.first == 1 and by <= -2 and not windows
-        return WithinLane(bound.layout, bound.axis, 1 + by, when, token=bound.symbol) if is_known else None
-    window, slope = None, 0
-    if windows:
-        if not isinstance(windows[0], Iota) or bound.axis is None:
-            return None
-        window, slope = windows[0].axis, -factors[windows[0]]
-    # t - back - slope * k >= start, for every index k of the window
-    ends = [-by] if window is None else [-by, -by + slope * (site.shape[window] - 1)]
-    if bound.first or min(ends) < 0 or (window is None and by == 0):
-        return None
-    return WithinLane(bound.layout, bound.axis, -by, when, token=bound.symbol, window=window, slope=slope)
+        is_known, distance = bound.first == 1 and by <= -2, 1 + by
+    else:  # t - back >= start
+        is_known, distance = bound.first == 0 and by < 0, -by
+    return WithinLane(bound.layout, bound.axis, distance, when, token=bound.symbol) if is_known else None
 
 
 def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
@@ -242,7 +232,7 @@ def _real_lanes(site: Site, operands: list[Value]) -> Mask | None:
         return None
     if site.shapes[0] != site.shape or site.name not in ("lt", "ne", "ge", "eq"):
         return None
-    condition = real_tokens(site, ids.layout, Iota(ids.axis) if isinstance(ids, SegmentIds) else Turn(ids.token))
+    condition = real_tokens(site, ids.layout, Iota(ids.axis) if isinstance(ids, SegmentIds) else ids.token)
     mask = _conditions("ge", condition.sum)
     return mask if site.name in ("lt", "ne") else Mask(mask.if_false, mask.if_true)
 
@@ -361,7 +351,7 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         ids, filler = operands[1 + when].fact, operands[2 - when]
         if not isinstance(ids, SegmentIds | RowPlaces | LaneOfToken) or filler.range is None:
             continue
-        token = Turn(ids.token) if isinstance(ids, LaneOfToken) else Iota(ids.axis)
+        token = ids.token if isinstance(ids, LaneOfToken) else Iota(ids.axis)
         lanes = site.prover.bound.lanes * getattr(ids, "stride", 1)
         padding = "past" if filler.range == (lanes, lanes) else "lane"
         is_lane = 0 <= filler.range[0] and filler.range[1] < lanes + (padding == "past")
@@ -370,15 +360,15 @@ def _selected(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     return None
 
 
-def token_of_owner(owner: Owner) -> Iota | Turn | None:
+def token_of_owner(owner: Owner) -> Iota | Symbol | None:
     if isinstance(owner, LaneRows) and owner.packed and owner == LaneRows(owner.axis, packed=owner.packed):
         return Iota(owner.axis)
     if isinstance(owner, OneLane) and owner.packed and owner == OneLane(owner.lane, packed=owner.packed):
-        return Turn(owner.lane) if isinstance(owner.lane, Symbol) else None
+        return owner.lane if isinstance(owner.lane, Symbol) else None
     return None
 
 
-def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Iota | Turn) -> str:
+def padding_of(site: Site, fact: Fact | None, when: bool, layout: str, index: Iota | Symbol) -> str:
     """Return how a mask that is `when` tells real tokens from padding.
 
     Returns:
@@ -398,7 +388,7 @@ def _combined_masks(site: Site, operands: list[Value]) -> _FactAndBounds | None:
         for k, fact in enumerate(masks)
         if isinstance(fact, WithinLane)
         and fact.when == when
-        and is_full(site, k, [axis for axis in (fact.axis, fact.window) if axis is not None])
+        and is_full(site, k, [] if fact.axis is None else [fact.axis])
     ]
     if lane_masks:
         if not all(isinstance(value.owner, Common) for value in operands):
@@ -420,8 +410,6 @@ def _united(mask: WithinLane, other_mask: WithinLane) -> WithinLane | None:
     are real.
     """
     first, second = sorted((mask, other_mask), key=lambda fact: fact.shift)
-    if first.window is not None:
-        return None
     if replace(first, shift=second.shift, back=second.back) != second or (first.back > 0) != (second.back > 0):
         return None
     if first.back > 0:
@@ -586,7 +574,7 @@ def _part(site: Site, operands: list[Value]) -> _FactAndBounds | None:
     """Return the fact of a part; only masks of neighbours may have a stride."""
     fact = operands[0].fact
     if isinstance(fact, WithinLane):
-        if fact.axis is None or fact.window is not None:
+        if fact.axis is None:
             return None
         first, step = places_of(site, fact.axis)
         stride = 1 if site.shape[fact.axis] == 1 else fact.stride * step

@@ -12,23 +12,21 @@ from itertools import product
 
 from ir_passes.jaxpr import ir
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol
-from ir_passes.proof.rules.addressing.access import Access, constant_of
+from ir_passes.proof.rules.addressing.access import Access
 from ir_passes.proof.rules.addressing.index_sums import (
     axes_of,
     conditions_of,
     difference,
     entry_of,
     in_lane,
-    index_limits,
     is_implied,
     lane_number,
     single,
     sum_of,
-    total,
 )
 from ir_passes.proof.rules.addressing.lane_guesses import starts_of_lanes
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenOf, TokenSpan, Value
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, OwnTokens, PlusConstant, TokenAt, TokenOf, Value
 
 
 def masked_places(site: Site, mask: Value, cases: list[Value]) -> OwnTokens | None:
@@ -95,72 +93,32 @@ def selected(site: Site, operands: list[Value], result: Value) -> Value:
         return result
     for when in (False, True):
         case, other, conditions = cases[when], cases[not when], conditions_of(mask.fact, when)
-        place, layout = _token_of_element(case)
-        if place is None:
+        token = _token_of_element(case)
+        if token is None:
             continue
-        conditions |= index_limits(site, place)
+        last_indices = {axis: site.shape[axis] - 1 for axis in axes_of(token.place)}
+        places = [replace(token.place, by=token.place.by + distance) for distance in {-token.back, token.ahead}]
         for start in starts_of_lanes(conditions):
             is_all, number = _has_all_lanes(site, start), lane_number(start)
             is_one = number is not None and (isinstance(number, Symbol) or number < site.prover.bound.lanes)
-            if start.layout != layout or not (is_all or is_one) or not in_lane(place, start, conditions):
+            is_row = bool(start.of_token) and start.axis is not None and site.shape[start.axis] > 1
+            if start.layout != token.layout or not (is_all or is_one or is_row):
                 continue
-            is_one = is_one or site.prover.bound.lanes == 1
-            lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0)
+            if not all(in_lane(place, start, conditions, last_indices) for place in places):
+                continue
+            is_one = is_one or (site.prover.bound.lanes == 1 and not is_row)
+            lane_owner = OneLane(number or 0) if is_one else LaneRows(start.axis or 0, packed=start.of_token)
             owner = site.join(lane_owner, mask.owner, other.owner)
             if not isinstance(owner, Mixed):
                 return result.replace(owner=owner, fact=None)
     return result
 
 
-def _token_of_element(value: Value) -> tuple[IndexSum, str] | tuple[None, None]:
-    owner, span = value.owner, value.fact
+def _token_of_element(value: Value) -> TokenAt | None:
+    owner, fact = value.owner, value.fact
     if isinstance(owner, LaneRows) and owner == LaneRows(owner.axis, packed=owner.packed) and owner.packed:
-        return single(Iota(owner.axis)), owner.packed
-    if not isinstance(owner, Mixed) or not isinstance(span, TokenSpan) or span.base is None or span.axis is None:
-        return None, None
-    if (span.stride, span.back, span.ahead) != (1, 0, 0):
-        return None, None
-    terms = [(OffsetEntry(span.layout, span.base, span.axis), 1)]
-    return total([*terms, *([] if span.window is None else [(Iota(span.window), span.slope)])], span.start), span.layout
-
-
-def gathered(site: Site, operand: Value, access: Access, result: Value) -> Value:
-    owner = operand.owner
-    if not isinstance(owner, LaneRows) or owner.axis not in access.columns or access.paired:
-        return result
-    if any(constant_of(value) is None for dim, value in access.columns.items() if dim != owner.axis):
-        return result
-    axis, index = owner.axis, access.columns[owner.axis]
-    tokens = site.prover.bound.layouts.get(owner.packed)
-    if tokens is None or owner != LaneRows(axis, packed=owner.packed) or not isinstance(index.owner, Common):
-        return result
-    fact, size, lanes = index.fact, access.sizes[axis], site.prover.bound.lanes
-    if isinstance(fact, OwnTokens) and fact.layout == owner.packed and size == 1:
-        is_inside = (access.drops or fact.rows.packed) and access.full[axis] == tokens
-        if not is_inside or fact.rows.axis >= len(access.index_axes) or lanes == 1:
-            return result
-        return result.replace(owner=replace(fact.rows, axis=access.index_axes[fact.rows.axis]), fact=None)
-    if not isinstance(fact, IndexSum) or not isinstance(result.owner, Mixed):
-        return result
-    limits = access.full[axis] - size + (size == 1), fact.below
-    if min(limit for limit in limits if limit is not None) < tokens or (size != 1 and fact.by):
-        return result  # a clamped place outside of all tokens is in no lane; a clamped window moves
-    starts = [term for term, factor in fact.terms if isinstance(term, OffsetEntry) and factor == 1]
-    windows = [(term.axis, factor) for term, factor in fact.terms if isinstance(term, Iota)]
-    if len(starts) != 1 or len(starts) + len(windows) != len(fact.terms) or len(windows) > (size == 1):
-        return result
-    (start,) = starts
-    if start.layout != owner.packed or start.axis is None or start.of_token or start.first not in (0, 1):
-        return result
-    if max(start.axis, *(axis for axis, _ in windows), 0) >= len(access.index_axes):
-        return result
-    lane_axis, slope = access.index_axes[start.axis], 1
-    window = access.window.get(axis) if size > 1 else None
-    if windows:
-        window, slope = access.index_axes[windows[0][0]], windows[0][1]
-    if (window is None and size > 1) or access.window_shape[lane_axis] != lanes:
-        return result
-    return result.replace(fact=TokenSpan(start.layout, lane_axis, fact.by, 1, 0, 0, window, slope, start.first))
+        return TokenAt(owner.packed, single(Iota(owner.axis)))
+    return fact if isinstance(owner, Mixed) and isinstance(fact, TokenAt) else None
 
 
 def put(site: Site, owner: Owner, access: Access) -> Owner | None:
@@ -174,7 +132,7 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
             continue
         rows = LaneRows(dim, packed=fact.layout)
         if isinstance(fact, TokenOf):
-            if fact.base == "start" and owner == OneLane(fact.lane) and access.full[dim] >= tokens and access.scalar:
+            if token_of(rows, dim, index) == owner and access.full[dim] >= tokens and access.scalar:
                 return rows
         elif access.drops and not fact.rows.packed and fact.rows.axis < len(access.index_axes):
             if owner == replace(fact.rows, axis=access.index_axes[fact.rows.axis]):
@@ -184,9 +142,9 @@ def put(site: Site, owner: Owner, access: Access) -> Owner | None:
 
 def token_of(rows: LaneRows, axis: int, index: Value) -> OneLane | None:
     fact = index.fact
-    if not isinstance(fact, TokenOf) or fact.base != "start" or rows != LaneRows(axis, packed=fact.layout):
+    if not isinstance(fact, TokenOf) or fact.lane is None or fact.base != "start":
         return None
-    return OneLane(fact.lane)
+    return OneLane(fact.lane) if rows == LaneRows(axis, packed=fact.layout) else None
 
 
 def bound_at(site: Site, entries: OffsetEntry, index: Value, length: int) -> OffsetEntry | None:
@@ -209,22 +167,23 @@ def token_at(position: Value, start: Value) -> TokenOf | None:
     return TokenOf(fact.layout, fact.lane) if same_lane else None
 
 
-def counted(start: Value, bound: Value) -> TokenOf | None:
-    """Return the fact about a loop's counter of a lane's tokens, with an exclusive bound."""
-    stop = sum_of(bound)
-    if stop is None or stop.below is not None:
+def counted(site: Site, start: Value, bound: Value) -> TokenOf | None:
+    """Return the fact about a loop's counter of tokens; it begins at 0 or above.
+
+    Args:
+        bound: exclusive.
+    """
+    stop, begin = sum_of(bound), sum_of(start)
+    entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1] if stop else []
+    if stop is None or stop.below is not None or not entries:
         return None
-    entries = [term for term, factor in stop.terms if isinstance(term, OffsetEntry) and factor == 1]
-    for entry in entries[:1]:
-        start_entry = replace(entry, first=entry.first - 1)
-        lane, begin = lane_number(start_entry), sum_of(start)
-        if start_entry.first < 0 or lane is None:
-            continue
-        if stop.terms == difference(single(entry), single(start_entry)).terms and stop.by <= 0:
-            is_position = start.range is not None and start.range[0] >= 0
-            return TokenOf(entry.layout, lane, "length") if is_position else None
-        if begin is None or begin.below is not None or begin.terms != single(start_entry).terms or begin.by < 0:
-            return None
-        if stop.terms == single(entry).terms and stop.by <= 0:
-            return TokenOf(entry.layout, lane)
-    return None
+    entry = entries[0]
+    previous = replace(entry, first=entry.first - 1)
+    lane = lane_number(previous)
+    has_lane = previous.first >= 0 and lane is not None and stop.by <= 0
+    if has_lane and stop.terms == difference(single(entry), single(previous)).terms:
+        return TokenOf(entry.layout, lane, "length") if start.range is not None and start.range[0] >= 0 else None
+    begins = begin is not None and begin.below is None and begin.terms == single(previous).terms and begin.by >= 0
+    if has_lane and begins and stop.terms == single(entry).terms:
+        return TokenOf(entry.layout, lane)
+    return TokenOf(entry.layout) if stop == single(OffsetEntry(entry.layout, site.prover.bound.lanes)) else None

@@ -15,11 +15,24 @@ from dataclasses import replace
 from ir_passes.jaxpr.primitives import ELEMENTWISE, OPAQUE, WITH_BODIES
 from ir_passes.proof.numbering import Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, Symbol, axis_of, moved
-from ir_passes.proof.rules.addressing import token_layout, token_tiles
-from ir_passes.proof.rules.addressing.access import of_gather
-from ir_passes.proof.rules.addressing.index_sums import sum_of
+from ir_passes.proof.rules.addressing import token_layout
+from ir_passes.proof.rules.addressing.access import Access, constant_of, of_gather
+from ir_passes.proof.rules.addressing.index_sums import axes_of, entry_of, sum_of, total, with_axes
 from ir_passes.proof.site import Site
-from ir_passes.proof.values import Iota, LaneOfToken, Mask, PlacedToken, PreviousLane, TokenSpan, Value, WithinLane
+from ir_passes.proof.values import (
+    Fact,
+    IndexSum,
+    Iota,
+    LaneOfToken,
+    Mask,
+    OffsetEntry,
+    PlacedToken,
+    PreviousLane,
+    TokenAt,
+    TokenSpan,
+    Value,
+    WithinLane,
+)
 
 
 def neighbour(site: Site, token: Symbol, reverse: bool) -> Symbol:
@@ -86,24 +99,17 @@ def _within(site: Site, fact: WithinLane, mask: Value, cases: list[Value], resul
     row_span = TokenSpan(fact.layout, axis, fact.shift, 1 if length == 1 else fact.stride)
     other_operands = [value for value in (mask, cases[not fact.when]) if not isinstance(value.owner, Common)]
     case = cases[fact.when]
-    span = case.fact if _gathered_windows(case) else _span(site, case, axis, length)
-    if not isinstance(span, TokenSpan) or any(_span(site, value, axis, length) != row_span for value in other_operands):
+    span = _span_of_places(site, case.fact, row_span) if _gathered_windows(case) else _span(site, case, axis, length)
+    if span is None or any(_span(site, value, axis, length) != row_span for value in other_operands):
         return result
-    windows = {window for window in (span.window, fact.window) if window is not None}
-    if replace(span, start=row_span.start, back=0, ahead=0, window=None, slope=0) != row_span or len(windows) > 1:
-        return result
-    for k in (0, *(site.shape[window] - 1 for window in windows)):
-        start, reach = span.start + span.slope * k - fact.shift, fact.back + fact.slope * k
-        low, high = start - span.back, start + span.ahead
-        ends_at_row = fact.back > 0 or fact.window is not None
-        if not (-reach <= low and high <= 0 if ends_at_row else 0 <= low and high <= -reach):
-            return result
-    return _with_span(site, result, row_span, length)
+    low, high = span.start - fact.shift - span.back, span.start - fact.shift + span.ahead
+    is_within = -fact.back <= low and high <= 0 if fact.back > 0 else 0 <= low and high <= -fact.back
+    is_in_line = replace(span, start=row_span.start, back=0, ahead=0) == row_span
+    return _with_span(site, result, row_span, length) if is_within and is_in_line else result
 
 
 def _gathered_windows(value: Value) -> bool:
-    span = value.fact
-    return isinstance(value.owner, Mixed) and isinstance(span, TokenSpan) and (span.window, span.base) != (None, None)
+    return isinstance(value.owner, Mixed) and isinstance(value.fact, TokenAt)
 
 
 def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan | None:
@@ -115,11 +121,23 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
         fact = TokenSpan(owner.packed, None, owner.lane) if owner == OneLane(owner.lane, packed=owner.packed) else None
     elif not isinstance(owner, Mixed):
         return None
-    if not isinstance(fact, TokenSpan) or (fact.window, fact.base) != (None, None):
+    if not isinstance(fact, TokenSpan):
         return None
     if fact.axis is None and axis is not None and length == 1:
         fact = replace(fact, axis=axis)
     return fact if axis is None or fact.axis == axis else None
+
+
+def _span_of_places(site: Site, fact: Fact | None, row_span: TokenSpan) -> TokenSpan | None:
+    """Return the tokens for all indices of the other axes."""
+    assert isinstance(fact, TokenAt) and row_span.axis is not None
+    others = total([*fact.place.terms, (Iota(row_span.axis), -row_span.stride)], fact.place.by)
+    if row_span.axis in axes_of(others) or not all(isinstance(term, Iota) for term, _ in others.terms):
+        return None
+    ends = [factor * (site.shape[term.axis] - 1) for term, factor in others.terms if isinstance(term, Iota)]
+    least, greatest = others.by + sum(min(end, 0) for end in ends), others.by + sum(max(end, 0) for end in ends)
+    back, ahead = row_span.start - least + fact.back, greatest - row_span.start + fact.ahead
+    return replace(row_span, layout=fact.layout, back=back, ahead=ahead)
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
@@ -147,34 +165,44 @@ def _hull(spans: list[TokenSpan]) -> TokenSpan | None:
 
 
 def gathered(site: Site, operands: list[Value], result: Value) -> Value:
-    """Return tokens at a distance, selected by an index along one or two axes.
+    """Return tokens at a distance or at places in lanes, selected by an index.
 
     Examples: `x[maximum(arange(tokens) - 1, 0)]`, `x[t[:, None] - arange(width)]`.
     """
     span, access = _span(site, operands[0], None, 0), of_gather(site, operands[1])
-    of_lanes = token_tiles.gathered(site, operands[0], access, result)
-    if of_lanes is not result:
-        return of_lanes
-    if not isinstance(result.owner, Mixed) or span is None or list(access.columns) != [span.axis]:
+    if not isinstance(result.owner, Mixed) or span is None or access.paired or span.axis not in access.columns:
         return result
-    (axis, index), tokens = *access.columns.items(), site.prover.bound.layouts[span.layout]
-    index_sum, places = sum_of(index), access.index_axes
-    axes = sorted(
-        ((term.axis, factor) for term, factor in index_sum.terms if isinstance(term, Iota)) if index_sum else (),
-        key=lambda pair: (pair[1] != 1, -access.index_shape[pair[0]], pair[0]),
+    if any(constant_of(value) is None for dim, value in access.columns.items() if dim != span.axis):
+        return result
+    tokens = site.prover.bound.layouts[span.layout]
+    if tokens is None or span.start > 0 or (span.stride, span.back, span.ahead) != (1, 0, 0):
+        return result
+    row = _gathered_row(access.columns[span.axis], access, span.axis, tokens - span.start)
+    if row is None or (span.start and access.sizes[span.axis] != 1):
+        return result
+    ((term, factor),) = row.terms if len(row.terms) == 1 else ((None, 0),)
+    if isinstance(term, Iota) and factor == 1:
+        return result.replace(fact=replace(span, axis=term.axis, start=span.start + row.by))
+    return result.replace(fact=TokenAt(span.layout, replace(row, by=span.start + row.by)))
+
+
+def _gathered_row(index: Value, access: Access, axis: int, rows: int) -> IndexSum | None:
+    """Return the row that a gather reads for each element; unspecified if it is not below `rows`."""
+    row, size = sum_of(index), access.sizes[axis]
+    if row is None or not row.terms or not isinstance(index.owner, Common):
+        return None
+    is_plain = all(
+        isinstance(term, Iota) or (isinstance(term, OffsetEntry) and not term.of_token) for term, _ in row.terms
     )
-    if index_sum is None or not isinstance(index.owner, Common) or access.sizes[axis] != 1 or access.paired:
-        return result
-    if len(axes) != len(index_sum.terms) or len(axes) not in (1, 2) or axes[0][1] != 1:
-        return result
-    if max(axis for axis, _ in axes) >= len(places) or (span.stride, span.back, span.ahead) != (1, 0, 0):
-        return result
-    length = min(access.full[axis], access.full[axis] if index_sum.below is None else index_sum.below)
-    if tokens is None or span.start > 0 or span.start + length < tokens:
-        return result
-    window, slope = (None, 0) if len(axes) == 1 else (places[axes[1][0]], axes[1][1])
-    start = span.start + index_sum.by
-    return result.replace(fact=replace(span, axis=places[axes[0][0]], start=start, window=window, slope=slope))
+    is_start = entry_of(row) is not None and not row.by and axis in access.window
+    # a clamped row is none of the first rows; a clamped window moves
+    last = access.full[axis] - size + (size == 1)
+    if not is_plain or (size != 1 and not is_start) or min(last, last if row.below is None else row.below) < rows:
+        return None
+    if max(axes_of(row), default=0) >= len(access.index_axes):
+        return None
+    place = with_axes(lambda old: access.index_axes[old])(replace(row, below=None))
+    return place if size == 1 or place is None else total([*place.terms, (Iota(access.window[axis]), 1)])
 
 
 def joined(site: Site, operands: list[Value], result: Value) -> Value:
@@ -192,7 +220,7 @@ def joined(site: Site, operands: list[Value], result: Value) -> Value:
     if in_line is not None:
         return _with_span(site, result, in_line, site.shape[axis])
     single_tokens = [_span(site, value, None, 0) for value in operands] if set(lengths) == {1} else []
-    windows = _span_at_distances(single_tokens, axis)
+    windows = _at_distances(single_tokens, axis)
     if windows is not None:
         return result.replace(fact=windows)
     longest = lengths.index(max(lengths))
@@ -213,17 +241,21 @@ def stacked(site: Site, operands: list[Value], result: Value) -> Value:
         replace(span, axis=span.axis + (span.axis >= new_axis)) for span in spans if span and span.axis is not None
     ]
     is_stacked = isinstance(result.owner, Mixed) and len(moved_spans) == len(spans)
-    windows = _span_at_distances([*moved_spans], new_axis) if is_stacked else None
+    windows = _at_distances([*moved_spans], new_axis) if is_stacked else None
     return result if windows is None else result.replace(fact=windows)
 
 
-def _span_at_distances(spans: list[TokenSpan | None], axis: int) -> TokenSpan | None:
+def _at_distances(spans: list[TokenSpan | None], axis: int) -> TokenAt | None:
+    """Return the tokens of parts, one for each index of `axis`, at equal distances."""
     first, second = (*spans, None, None)[:2]
     if first is None or second is None or first.axis in (None, axis):
         return None
-    slope = second.start - first.start
-    in_line = all(span == replace(first, start=first.start + slope * k) for k, span in enumerate(spans))
-    return replace(first, window=axis, slope=slope) if in_line else None
+    distance = second.start - first.start
+    is_in_line = all(span == replace(first, start=first.start + distance * k) for k, span in enumerate(spans))
+    if not is_in_line:
+        return None
+    place = total([(Iota(first.axis), first.stride), (Iota(axis), distance)], first.start)
+    return TokenAt(first.layout, place, first.back, first.ahead)
 
 
 def _span_in_line(spans: list[TokenSpan | None], lengths: list[int], places: list[int]) -> TokenSpan | None:

@@ -23,7 +23,6 @@ from ir_passes.proof.values import (
     DeviceOffset,
     Fact,
     Finite,
-    HasRow,
     Implies,
     IndexSum,
     Iota,
@@ -177,7 +176,7 @@ class Dtype:
         yield Implies(number, False, rest), COMMON, signed % 3 != 0
         yield Implies(number, False, number), COMMON, signed != 0
         yield IsFinite(infinite), COMMON, ~random
-        yield HasRow(row), LaneRows(0), some != 0
+        yield Implies(row, zero=False), LaneRows(0), some != 0
         for when in (True, False):
             real = difference(single(OffsetEntry(LAYOUT, N)), single(Iota(0)), -1)
             yield _mask(real, when), COMMON, ((SEGMENTS < N) & random) == when

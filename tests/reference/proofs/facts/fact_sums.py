@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 
 from ir_passes.proof.owners import Symbol
-from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, SegmentIds, Turn
+from ir_passes.proof.values import IndexSum, Iota, Mask, OffsetEntry, SegmentIds
 
 Numbers = Mapping[Symbol, int]
 Layouts = Mapping[str, tuple[np.ndarray, np.ndarray]]
@@ -27,8 +27,8 @@ def evaluated(
     total, is_known = np.full(shape, value.by), np.ones(shape, bool)
     for term, factor in value.terms:
         match term:
-            case Turn(symbol):
-                part = np.full(shape, numbers[symbol])
+            case Symbol():
+                part = np.full(shape, numbers[term])
             case Iota(axis):
                 part = index[axis]
             case SegmentIds(axis, layout, padding):
@@ -61,7 +61,7 @@ def sum_or_mask_holds(fact: IndexSum | Mask, array: np.ndarray, layouts: Layouts
 
 def symbol_of(term: object) -> Symbol | None:
     """Return the number of the iteration of a term, if any."""
-    return term.symbol if isinstance(term, Turn | OffsetEntry) else None
+    return term if isinstance(term, Symbol) else getattr(term, "symbol", None)
 
 
 def _holds(fact: IndexSum | Mask, array: np.ndarray, layouts: Layouts, numbers: Numbers) -> bool:

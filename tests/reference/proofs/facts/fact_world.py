@@ -28,7 +28,6 @@ from ir_passes.proof.values import (
     DeviceOffset,
     Fact,
     Finite,
-    HasRow,
     Implies,
     IndexSum,
     Iota,
@@ -42,10 +41,10 @@ from ir_passes.proof.values import (
     PageEntry,
     Permuted,
     PlusConstant,
-    RealToken,
     SameLane,
     SegmentIds,
     SlotEntry,
+    TokenOf,
     TokenOfLane,
     Value,
 )  # fmt: skip
@@ -153,8 +152,6 @@ class World:
             case IsFinite(number, excluded, when):
                 special = is_one_of(self._of(number, shape).astype(float), excluded)
                 return not bool(((elements.astype(bool) == when) & special).any())
-            case HasRow(number):
-                return not bool((elements.astype(bool) & (self._of(number, shape) == 0)).any())
             case Implies(number, zero, compared):
                 true = elements.astype(bool)
                 exact = not compared or compared not in self.arrays or (true == (self._of(compared, shape) != 0)).all()
@@ -196,7 +193,7 @@ class World:
                 if SEGMENTS[index] == N and padding == "lane":
                     return bool(((elements >= 0) & (elements < N)).all())
                 return bool((elements == SEGMENTS[index]).all())
-            case RealToken():
+            case TokenOf(_, None):
                 return bool((SEGMENTS[np.asarray(elements, int)] < N).all())
             case TokenOfLane():
                 return shape[0] == N and all(

@@ -278,9 +278,9 @@ class TokenSpan(Fact):
 
 @dataclass(frozen=True, slots=True)
 class TokenAt(Fact):
-    """Elements depend on lanes of tokens `place` - `back` to `place` + `ahead`; the owner is `Mixed`.
+    """Elements depend on tokens around a place; the owner is `Mixed`.
 
-    If one of these is no token, they depend on any token.
+    These are the lanes of tokens `place` - `back` to `place` + `ahead`; if one of them is no token, any token.
     """
 
     layout: str

@@ -160,7 +160,7 @@ class SameWork:
         Some lanes may have more: lane 0 has the first equation of a sum over lanes.
 
         Raises:
-            Different: every lane has work without a counterpart, or a write of a pool has none.
+            Different: work of every lane, or a write of a pool, has no counterpart.
         """
         common = set.intersection(*map(set, self.lanes))
         self._check([[(key, eqn) for key, eqn in eqns.items() if key not in common] for eqns in self.lanes])

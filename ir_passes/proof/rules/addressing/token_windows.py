@@ -131,13 +131,17 @@ def _span(site: Site, value: Value, axis: int | None, length: int) -> TokenSpan 
 def _span_of_places(site: Site, fact: Fact | None, row_span: TokenSpan) -> TokenSpan | None:
     """Return the tokens for all indices of the other axes."""
     assert isinstance(fact, TokenAt) and row_span.axis is not None
-    others = total([*fact.place.terms, (Iota(row_span.axis), -row_span.stride)], fact.place.by)
-    if row_span.axis in axes_of(others) or not all(isinstance(term, Iota) for term, _ in others.terms):
+    rest = total([*fact.place.terms, (Iota(row_span.axis), -row_span.stride)], fact.place.by)
+    if row_span.axis in axes_of(rest) or not all(isinstance(term, Iota) for term, _ in rest.terms):
         return None
-    ends = [factor * (site.shape[term.axis] - 1) for term, factor in others.terms if isinstance(term, Iota)]
-    least, greatest = others.by + sum(min(end, 0) for end in ends), others.by + sum(max(end, 0) for end in ends)
-    back, ahead = row_span.start - least + fact.back, greatest - row_span.start + fact.ahead
-    return replace(row_span, layout=fact.layout, back=back, ahead=ahead)
+    ends = [factor * (site.shape[term.axis] - 1) for term, factor in rest.terms if isinstance(term, Iota)]
+    first, last = rest.by + sum(min(end, 0) for end in ends), rest.by + sum(max(end, 0) for end in ends)
+    return replace(
+        row_span,
+        layout=fact.layout,
+        back=row_span.start - first + fact.back,
+        ahead=last - row_span.start + fact.ahead,
+    )
 
 
 def _with_span(site: Site, result: Value, span: TokenSpan | None, length: int) -> Value:
@@ -187,7 +191,7 @@ def gathered(site: Site, operands: list[Value], result: Value) -> Value:
 
 
 def _gathered_row(index: Value, access: Access, axis: int, rows: int) -> IndexSum | None:
-    """Return the row that a gather reads for each element; unspecified if it is not below `rows`."""
+    """Return the row of a gather for each element; rows not below `rows` are unspecified."""
     row, size = sum_of(index), access.sizes[axis]
     if row is None or not row.terms or not isinstance(index.owner, Common):
         return None
@@ -195,7 +199,7 @@ def _gathered_row(index: Value, access: Access, axis: int, rows: int) -> IndexSu
         isinstance(term, Iota) or (isinstance(term, OffsetEntry) and not term.of_token) for term, _ in row.terms
     )
     is_start = entry_of(row) is not None and not row.by and axis in access.window
-    # a clamped row is none of the first rows; a clamped window moves
+    # An index past the last row is no token; a clamped window moves.
     last = access.full[axis] - size + (size == 1)
     if not is_plain or (size != 1 and not is_start) or min(last, last if row.below is None else row.below) < rows:
         return None

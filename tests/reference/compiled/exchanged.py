@@ -14,7 +14,10 @@ from models import DecoderConfig
 from models.decoder.decoder import Wrapped
 from models.decoder.parallel import ParallelConfig
 from models.mixers.lightning_attention import LightningAttentionConfig
+from models.mixers.mamba1 import Mamba1Config
 from models.mixers.mamba2 import Mamba2Config
+from models.mixers.ngram_embedding import NgramEmbeddingConfig
+from models.mixers.shared_block import SharedBlockConfig
 
 Exchanged = Counter[tuple[str, int]]
 """Bytes of all operands of one device, by the operation in XLA's words and the number of devices that take part."""
@@ -44,8 +47,10 @@ def by_hand(
     stream = lanes * tokens * config.hidden_size * 4
     mapping[_exchange("psum", ("model",), devices, stream)] += 1
     for branch in (branch for layer in config.layers for branch in layer):
-        axes = ("expert", "model") if isinstance(branch, MoeConfig) else ("model",)
-        mapping[_exchange("psum", axes, devices, stream)] += 1
+        inner = _inner(branch)
+        axes = ("expert", "model") if isinstance(inner, MoeConfig) else ("model",)
+        size = lanes * tokens * inner.width * 4 if isinstance(inner, NgramEmbeddingConfig) else stream
+        mapping[_exchange("psum", axes, devices, size)] += _sums(inner)
         for numbers in _norms(branch, devices.model):
             mapping[_exchange("psum", ("model",), devices, lanes * tokens * numbers * 4)] += 1
     sampled = lanes if step == "generate" else lanes * tokens
@@ -91,10 +96,20 @@ def _exchange(operation: str, axes: tuple[str, ...], devices: Devices, size: int
     return Collective(operation, axes, prod(along[axis] for axis in axes), dtype, size, 1, "")
 
 
+def _inner(branch: BranchConfig) -> BranchConfig:
+    return _inner(branch.inner) if isinstance(branch, Wrapped) else branch
+
+
+def _sums(branch: BranchConfig) -> int:
+    """Return the number of sums of a layer: none of one that is whole on every device."""
+    if isinstance(branch, Mamba1Config):
+        return 0
+    return 3 if isinstance(branch, SharedBlockConfig) else 1
+
+
 def _norms(branch: BranchConfig, devices: int) -> tuple[int, ...]:
     """Numbers per row in the sums of norms over several devices."""
-    if isinstance(branch, Wrapped):
-        return _norms(branch.inner, devices)
+    branch = _inner(branch)
     if isinstance(branch, ParallelConfig):
         return sum((_norms(inner, devices) for inner in branch.layers), ())
     if isinstance(branch, AttentionConfig) and branch.qk_norm is not None and branch.qk_norm.all_heads:

@@ -10,6 +10,8 @@ from row_pools import row_pool
 
 from models import KV_BLOCK
 
+pytestmark = pytest.mark.usefixtures("fast_gc")
+
 
 @pytest.mark.parametrize("action", ["acquire", "reserve", "release", "keep", "reclaim"])
 def test_no_interrupt_loses_a_row_with_pages(action: str) -> None:

@@ -10,6 +10,8 @@ from interrupts import is_interrupted, unlock
 from ir_passes.host.page_owner import PageOwner
 from ir_passes.host.slot_owner import SlotOwner
 
+pytestmark = pytest.mark.usefixtures("fast_gc")
+
 
 def check(owner: SlotOwner | PageOwner, *rights: Any) -> None:
     """Check after the loss of all other tokens that just these rows are held."""

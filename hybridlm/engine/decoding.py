@@ -20,7 +20,7 @@ from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.reading import QueuedText, TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import ActiveSequence, logit_changes, sampling_arrays, sampling_inputs
+from hybridlm.requests.sequence import ActiveSequence, logit_changes, most_logprobs, sampling_arrays, sampling_inputs
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
@@ -132,8 +132,7 @@ class Decoding:
         probing: Probing | None,
     ) -> DispatchedStep:
         """Dispatch the next step."""
-        reported = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
-        top, speculation = max((count for count in reported if count is not None), default=None), self._speculation
+        top, speculation = most_logprobs(lanes), self._speculation
         if speculation is not None:
             if self._drafts([sequence for sequence in lanes if sequence is not None]):
                 drafts = speculation.drafts(lanes)

@@ -50,7 +50,7 @@ from ir_passes import CompiledStep
 from ir_passes.compile.planned_step import PlannedStep
 from ir_passes.host.page_owner import Page
 from ir_passes.host.slot_owner import Slot
-from models import KV_BLOCK, Decoder, MtpDecoder, kv_blocks
+from models import KV_BLOCK, Decoder, MtpDecoder
 
 MAX_PREFILL_LANES = 4
 """Lanes of a prefill step: enough for full matmul throughput."""
@@ -307,8 +307,8 @@ class Engine:
         devices = pool.devices_for(positions, shared)
         if not devices and cache is not None:
             free = filter(pool.owner.free_in, range(pool.devices))
-            home, count = pool.page_device(shared[0]) if shared else None, kv_blocks(positions)
-            if any(cache.make_room(pool, device, count - (device == home) * len(shared)) for device in free):
+            needed = pool.needed(positions, shared)
+            if any(cache.make_room(pool, device, needed[device]) for device in free):
                 devices = pool.devices_for(positions, shared)
         return devices
 

@@ -28,7 +28,7 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import ARRIVALS, MIN_CHANGES, ActiveSequence, sampling_inputs
+from hybridlm.requests.sequence import ARRIVALS, MIN_CHANGES, ActiveSequence, most_logprobs, sampling_inputs
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.operands import Batch, Feed
@@ -458,8 +458,7 @@ class Scheduler:
         inputs = sampling_inputs(batch, lanes, engine.vocab_size)
         if self._probing is not None:
             inputs = inputs._replace(probes=self._probing.inputs(lanes))
-        reported = (s.request.params.logprobs for s in sequences)
-        top = max((count for count in reported if count is not None), default=None)
+        top = most_logprobs(lanes)
         shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor)
         if not self._decode_lanes and engine.runner.compiles_ahead and self._speculation is None:
             self._compile_ahead(top)

@@ -125,7 +125,7 @@ class RowMoves:
             # With an MTP head the span may be empty: the last position of a full page before it has its final values.
             first = min(max(cached_count, begin), end) - begin
             spans.append(BufferSpan(buffers, first, end - begin - first))
-        state = self._copy("state", pool, (pool.owner.bind([slot], 1), *_scalars(0)), position, mark)
+        state = self.keep_state(pool, slot, owner)
         return Snapshot(self.kind, position, token_hash(tokens), slot.epoch, state, tuple(spans), mark)
 
     @property

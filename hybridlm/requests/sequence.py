@@ -153,6 +153,12 @@ class ActiveSequence:
         return max(len(self.prompt) - len(self.request.prompt), decoded)
 
 
+def most_logprobs(lanes: Sequence[ActiveSequence | None]) -> int | None:
+    """Return the most log-probabilities that a lane reports for a token; None if no lane does."""
+    counts = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
+    return max((count for count in counts if count is not None), default=None)
+
+
 def sampling_inputs(
     batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
 ) -> StepInputs:

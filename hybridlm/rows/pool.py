@@ -19,7 +19,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.slot_faults import SlotError, SlotFault, SlotsExhausted
 from ir_passes.host.slot_owner import Slot, SlotOwner, frozen_copy
-from models import KV_BLOCK
+from models import KV_BLOCK, kv_blocks
 
 
 class RowsLost(RuntimeError):
@@ -76,15 +76,19 @@ class RowPool:
         Args:
             shared: kept pages of one device, for the first positions.
         """
-        home, pages = self.page_device(shared[0]) if shared else None, self.page_owner
-        needed = -(-positions // KV_BLOCK)
+        pages, needed = self.page_owner, self.needed(positions, shared)
         free_rows = [self.owner.free_in(device) for device in range(self.devices)]
         ready = [
             device
             for device in range(self.devices)
-            if free_rows[device] and (pages is None or pages.free_in(device) >= needed - (device == home) * len(shared))
+            if free_rows[device] and (pages is None or pages.free_in(device) >= needed[device])
         ]
-        return sorted(ready, key=lambda device: (device == home, free_rows[device]), reverse=True)
+        return sorted(ready, key=lambda device: (-needed[device], free_rows[device]), reverse=True)
+
+    def needed(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
+        """Return the free pages for a new row on each device; arguments as for `devices_for`."""
+        count, home = kv_blocks(positions), self.page_device(shared[0]) if shared else None
+        return [count - (device == home) * len(shared) for device in range(self.devices)]
 
     def free_pages(self, device: int) -> int:
         return 0 if self.page_owner is None else self.page_owner.free_in(device)
@@ -129,7 +133,7 @@ class RowPool:
             SlotError: as `reserve`, the row has pages, or a kept page was released or is on another device.
         """
         owner, pages, device = self.page_owner, self._row_pages[row], row // self._row_part
-        count = -(-positions // KV_BLOCK) - len(pages) - len(shared)
+        count = kv_blocks(positions) - len(pages) - len(shared)
         if owner is None or (count < 1 and not shared):
             return
         if len(pages) + len(shared) + count > self.blocks:
@@ -154,7 +158,7 @@ class RowPool:
         if self.page_owner is None:
             return [0] * len(slots)
         counts = zip(self.rows_of(slots), positions, strict=True)
-        return [max(0, -(-count // KV_BLOCK) - len(self._row_pages[row])) for row, count in counts]
+        return [max(0, kv_blocks(count) - len(self._row_pages[row])) for row, count in counts]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""
@@ -169,11 +173,11 @@ class RowPool:
             for page in pages:
                 self.page_owner.release(page)
 
-    def reclaim(self, held: int) -> bool:
+    def reclaim(self, rows: int) -> bool:
         """Release the rows and pages that an interrupt took from their sequences.
 
         Args:
-            held: number of rows that sequences have.
+            rows: number of rows that sequences have.
 
         Returns:
             False if rows or pages are left that a traceback still holds.
@@ -187,7 +191,7 @@ class RowPool:
         if not held_rows:
             self.vacate()
         rights = 0 if self.page_owner is None else int(self.page_owner.counts().sum())
-        return len(held_rows) == held and rights == int(self._counts.sum()) + len(self._kept)
+        return len(held_rows) == rows and rights == int(self._counts.sum()) + len(self._kept)
 
     def devices_of(self, slots: Sequence[Slot | None]) -> list[int]:
         return [row * self.devices // self.size for row in self.rows_of(slots)]

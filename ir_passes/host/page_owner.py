@@ -6,7 +6,6 @@ them.
 """
 
 from collections.abc import Sequence
-from weakref import ref
 
 import numpy as np
 
@@ -146,7 +145,7 @@ class PageOwner(RowOwner[Page]):
                 lane_faults = [
                     self._fault(f"lane {lane}, page {place}", page)
                     for place, page in enumerate(lane_pages)
-                    if not (isinstance(page, Page) and ref(page) in self._rights)
+                    if not self._has(page)
                 ]
                 if len(lane_pages) > pages:
                     message = f"expected at most {pages} pages, got {len(lane_pages)}"

@@ -27,7 +27,7 @@ def frozen_copy(array: np.ndarray) -> np.ndarray:
     return np.frombuffer(array.tobytes(), array.dtype).reshape(array.shape)
 
 
-@dataclass(eq=False, repr=False, slots=True)
+@dataclass(frozen=True, eq=False, repr=False, slots=True)
 class Right(OneHolder):
     """The right to a row of an owner.
 
@@ -46,8 +46,7 @@ R = TypeVar("R", bound=Right)
 class RowOwner(Generic[R]):
     """Thread-safe allocator of numbered rows, in equal parts of consecutive rows: one per device.
 
-    Every row is a null row, free, or held. The rights decide: free rows and numbers of holders follow from them, so
-    that `reclaim` repairs both after an interrupt between two statements.
+    Every row is a null row, free, or held. Free rows and holders follow from the rights: `reclaim` repairs both.
 
     Args:
         size: rows, null rows included.
@@ -146,8 +145,11 @@ class RowOwner(Generic[R]):
         self._holders[row] -= 1
         return row
 
+    def _has(self, right: object) -> bool:
+        return isinstance(right, self._kind) and ref(right) in self._rights
+
     def _row_of(self, action: str, right: R) -> int:
-        if not (isinstance(right, self._kind) and ref(right) in self._rights):
+        if not self._has(right):
             raise self._error(f"{action} of {right!r}", [self._fault(self._noun, right)])
         return right._row
 
@@ -193,8 +195,7 @@ class SlotOwner(RowOwner[Slot]):
         size: rows, row 0 included (`SlotMap.size`).
         name: groups of pools, for messages.
         null: row 0 is never allocated (`SlotMap.null`).
-        parts: equal parts of consecutive rows, one per device, without a null row if several. Rows come from the part
-            with the most free rows.
+        parts: equal parts of consecutive rows, one per device, without a null row if several; the emptiest is first.
     """
 
     _kind, _noun, _rows = Slot, "slot", "rows"
@@ -271,11 +272,10 @@ class SlotOwner(RowOwner[Slot]):
                 message = f"expected one slot or None for each of {lanes} lanes, got {len(slots)}"
                 faults.append(SlotFault.LANES.fault("", message))
             for lane, slot in enumerate(slots):
-                if slot is None:
-                    if not self.null:
-                        message = "expected a slot, got None; this pool has no null row for idle lanes"
-                        faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
-                elif not (isinstance(slot, Slot) and ref(slot) in self._rights):
+                if slot is None and not self.null:
+                    message = "expected a slot, got None; this pool has no null row for idle lanes"
+                    faults.append(SlotFault.NO_NULL_ROW.fault(f"lane {lane}", message))
+                elif slot is not None and not self._has(slot):
                     faults.append(self._fault(f"lane {lane}", slot))
             if role != "read":
                 counts = Counter(id(slot) for slot in slots if slot is not None)

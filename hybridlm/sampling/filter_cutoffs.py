@@ -14,8 +14,8 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
-from models.ops.gpu_call import gpu_call
-from models.ops.kernels import Kernel, result_like
+from models.ops.gpu_call import gpu_call, result_like
+from models.ops.kernels import Kernel
 from models.sharding.devices import Devices, varying_like
 
 DIGIT = 4

@@ -99,7 +99,10 @@ def gpu_call(
     aliases = {operand: number for number, (_, operand) in enumerate(outputs) if isinstance(operand, int)}
 
     def run(*operands: jax.Array) -> Any:
-        types = [_type_of(operands[kind]) if isinstance(kind, int) else kind for _, kind in outputs]
+        types = [
+            result_like(operands[kind].shape, operands[kind].dtype, operands[kind]) if isinstance(kind, int) else kind
+            for _, kind in outputs
+        ]
         out_specs = [spec for spec, _ in outputs]
         for spec, array in zip((*in_specs, *out_specs), (*operands, *types), strict=True):
             # Triton does not mask the last block: it would reach into foreign memory.
@@ -124,9 +127,9 @@ def gpu_call(
     return run
 
 
-def _type_of(array: jax.Array) -> jax.ShapeDtypeStruct:
-    kind = jax.typeof(array)
-    return jax.ShapeDtypeStruct(kind.shape, kind.dtype, manual_axis_type=kind.mat)
+def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
+    """Return a type with an operand's variation over devices."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)
 
 
 def rows_bytes(pool: jax.Array, lanes: int) -> int:

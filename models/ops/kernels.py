@@ -176,8 +176,3 @@ def default_mode(platform: str) -> str:
 def check_mode(mode: str) -> None:
     if mode not in MODES:
         raise ValueError(f"kernels: expected one of {', '.join(map(repr, MODES))}, got {mode!r}")
-
-
-def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return a type with an operand's variation over devices."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

@@ -12,9 +12,9 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call
+from models.ops.gpu_call import gpu_call, result_like
 from models.ops.kernel_products import MIN_ROWS
-from models.ops.kernels import Kernel, result_like
+from models.ops.kernels import Kernel
 from models.sharding.devices import varying_like
 
 MAX_ROWS = 128

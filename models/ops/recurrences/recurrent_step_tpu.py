@@ -9,7 +9,8 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from models.ops.kernels import Kernel, result_like
+from models.ops.gpu_call import result_like
+from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 
 SUBLANES, LANES_OF_REGISTER = 8, 128

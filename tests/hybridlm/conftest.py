@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import GOLDEN, SETTINGS, write_text_checkpoint
 
 import hybridlm
 from hybridlm.engine import scheduler
@@ -26,6 +26,12 @@ def text_lm(text_path: Path) -> hybridlm.LM:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(Programs, "use_store", False)  # also where the first test that wants it has `stored_steps`
         return hybridlm.load(text_path, **SETTINGS)
+
+
+@pytest.fixture(scope="module")
+def larger_lm() -> hybridlm.LM:
+    """A model with more layers, another chunk and another context, and no tokenizer."""
+    return hybridlm.load(GOLDEN, lanes=4, context=128, dtype="float32", chunk=7)
 
 
 @pytest.fixture

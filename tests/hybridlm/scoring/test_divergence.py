@@ -7,7 +7,7 @@ from typing import Any
 
 import numpy as np
 import pytest
-from comparison import log_softmax, padded
+from comparison import js, kl, log_softmax, padded
 from packed_weights import packed_names
 from quantised_checkpoint import LAYOUTS, write_quantised
 from text_checkpoint import GOLDEN, SETTINGS
@@ -19,33 +19,16 @@ RNG = np.random.default_rng(2)
 TEXTS = [[int(i) for i in RNG.integers(3, 90, count)] for count in (23, 2, 9, 1, 14)]
 
 
-@pytest.fixture(scope="module")
-def other() -> hybridlm.LM:
-    """A model with more layers, another chunk and another context, and no tokenizer."""
-    return hybridlm.load(GOLDEN, lanes=4, context=128, dtype="float32", chunk=7)
-
-
-def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return np.where(p == -np.inf, 0.0, np.exp(p) * (p - q)).sum(-1)
-
-
-def js(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        mean = np.log((np.exp(p) + np.exp(q)) / 2)
-    return (kl(p, mean) + kl(q, mean)) / 2
-
-
 def bits(divergence: Divergence, i: int) -> list[bytes]:
     place = slice(divergence.offsets[i], divergence.offsets[i + 1])
     return [x[place].tobytes() for x in (divergence.kl, divergence.reverse_kl, divergence.js, divergence.same_top)]
 
 
-def test_all_numbers_match_float64(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    divergence = text_lm.divergence(other, TEXTS)
+def test_all_numbers_match_float64(text_lm: hybridlm.LM, larger_lm: hybridlm.LM) -> None:
+    divergence = text_lm.divergence(larger_lm, TEXTS)
     assert divergence.offsets.tolist() == np.cumsum([0, *map(len, TEXTS)]).tolist()
     assert divergence.token_ids.tolist() == sum(TEXTS, [])
-    logs = [log_softmax(lm.forward(padded(TEXTS)).logits) for lm in (text_lm, other)]
+    logs = [log_softmax(lm.forward(padded(TEXTS)).logits) for lm in (text_lm, larger_lm)]
     means: list[list[np.ndarray]] = [[], [], [], []]
     for i, text in enumerate(TEXTS):
         p, q = (rows[i][: len(text) - 1] for rows in logs)
@@ -74,36 +57,36 @@ def test_a_model_is_not_far_from_itself(text_lm: hybridlm.LM) -> None:
     assert single.mean_kl is None and single.agreement is None and single.certificate is None
 
 
-def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
-    base, repeat = (text_lm.divergence(other, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
+def test_a_text_has_the_same_bits_whatever_is_compared_with_it(text_lm: hybridlm.LM, larger_lm: hybridlm.LM) -> None:
+    base, repeat = (text_lm.divergence(larger_lm, texts) for texts in (TEXTS, [[5, 6, 7], *TEXTS[::-1], [8] * 30]))
     for i in range(len(TEXTS)):
         assert bits(base, i) == bits(repeat, len(TEXTS) - i)
 
 
-def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+def test_a_common_beginning_is_computed_once_in_both(text_lm: hybridlm.LM, larger_lm: hybridlm.LM) -> None:
     """Chunks of 5 tokens: nested common prefixes, and more texts than lanes."""
     outer, inner = TEXTS[0][:10], [*TEXTS[0][:10], *TEXTS[4][:10]]
     texts = [*([*outer, 3 + i, 40, 41, 42] for i in range(3)), *([*inner, 3 + i, 50] for i in range(3)), outer]
-    initial = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, other)]
-    divergence = text_lm.divergence(other, texts)
-    saved = [lm.stats["prefix_tokens_saved"] - item for lm, item in zip((text_lm, other), initial, strict=True)]
+    initial = [lm.stats["prefix_tokens_saved"] for lm in (text_lm, larger_lm)]
+    divergence = text_lm.divergence(larger_lm, texts)
+    saved = [lm.stats["prefix_tokens_saved"] - item for lm, item in zip((text_lm, larger_lm), initial, strict=True)]
     # The token after a shared chunk is the same in all its texts. So the first 5 tokens are computed once for 7 texts,
     # and the 10 after them once for 3.
     assert saved == [6 * 5 + 2 * 10] * 2
     for i, text in enumerate(texts):
-        assert bits(divergence, i) == bits(text_lm.divergence(other, [text, [5, 6, 7], [8, 9]]), 0), i
+        assert bits(divergence, i) == bits(text_lm.divergence(larger_lm, [text, [5, 6, 7], [8, 9]]), 0), i
 
 
 @pytest.mark.slow
-def test_a_quantised_model_and_its_original(other: hybridlm.LM, tmp_path: Path) -> None:
+def test_a_quantised_model_and_its_original(larger_lm: hybridlm.LM, tmp_path: Path) -> None:
     """Its matrices, its head too, stay packed."""
     folder, names = write_quantised(GOLDEN, tmp_path / "int8", LAYOUTS["modelopt-fp8"])
     settings: dict[str, Any] = {"lanes": 4, "context": 128, "dtype": "float32", "chunk": 7}
     packed = hybridlm.load(folder / "quantised", **settings)
     assert names and packed_names(packed.params)
-    divergence = other.divergence(packed, TEXTS[:2])
+    divergence = larger_lm.divergence(packed, TEXTS[:2])
     exact = hybridlm.load(folder / "plain", **settings)
-    p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (other, exact))
+    p, q = (log_softmax(lm.forward(padded(TEXTS[:2])).logits) for lm in (larger_lm, exact))
     place = slice(1, len(TEXTS[0]))
     rows = p[0][: len(TEXTS[0]) - 1], q[0][: len(TEXTS[0]) - 1]
     assert (
@@ -116,13 +99,13 @@ def test_a_quantised_model_and_its_original(other: hybridlm.LM, tmp_path: Path) 
     np.testing.assert_allclose(divergence.js[place], js(*rows), rtol=2e-3, atol=1e-6)
 
 
-def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+def test_models_that_cannot_be_compared(text_lm: hybridlm.LM, larger_lm: hybridlm.LM) -> None:
     with pytest.raises(ValueError, match=r"^texts\[0\]: .*tokenizer"):
-        text_lm.divergence(other, ["abc"])
+        text_lm.divergence(larger_lm, ["abc"])
     with pytest.raises(TypeError, match="^other: "):
         text_lm.divergence(Path("abc"), ["abc"])  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"^texts\[0\]"):
-        text_lm.divergence(other, [[5] * 200])
+        text_lm.divergence(larger_lm, [[5] * 200])
 
 
 @pytest.mark.slow
@@ -134,18 +117,18 @@ def test_with_the_sanitizer(sanitized_lm: hybridlm.LM, text_lm: hybridlm.LM) -> 
 
 @pytest.mark.slow
 def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
-    text_lm: hybridlm.LM, other: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
+    text_lm: hybridlm.LM, larger_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The other model's session waits for rows of the comparison, and a pool that is lost is read again by both."""
     texts = [[int(i) for i in RNG.integers(3, 90, 60 + count)] for count in range(6)]
-    want = text_lm.divergence(other, texts)
+    want = text_lm.divergence(larger_lm, texts)
     prompts = [text[:9] for text in texts[:4]]
-    alone = [completion.token_ids for completion in other.generate(prompts, max_tokens=9, ignore_eos=True)]
+    alone = [completion.token_ids for completion in larger_lm.generate(prompts, max_tokens=9, ignore_eos=True)]
     held, results = list[int](), dict[int, list[int]]()
-    with other.session() as session:
+    with larger_lm.session() as session:
 
         def step_between() -> None:
-            held.append(len(other.engine.pool.owner.held) - len(session._scheduler.joined))
+            held.append(len(larger_lm.engine.pool.owner.held) - len(session._scheduler.joined))
             if len(held) == 4:
                 for prompt in prompts:
                     session.submit(prompt, max_tokens=9, ignore_eos=True)
@@ -154,15 +137,15 @@ def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
                     results[event.index] = event.completion.token_ids
             session.check_integrity()
             if len(held) == 10:
-                other.engine.pool.take()
+                larger_lm.engine.pool.take()
 
         decisions = SimpleNamespace(
             checkpoint=step_between, command=lambda kind, **arguments: nullcontext(), decide=lambda make: make()
         )
         monkeypatch.setattr(text_lm.engine, "decisions", decisions)
-        divergence = text_lm.divergence(other, texts)
+        divergence = text_lm.divergence(larger_lm, texts)
         while session.busy:
             step_between()
-    assert held[3] == 3, "the comparison has rows of the other model"
+    assert held[3] == 3, "the comparison has rows of the larger_lm model"
     assert [results[index] for index in range(4)] == alone
     assert all(bits(divergence, i) == bits(want, i) for i in range(len(texts)))

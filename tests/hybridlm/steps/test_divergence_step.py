@@ -6,10 +6,9 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import log_softmax
+from comparison import js, kl, log_softmax
 from filled import ONE_LAYER
 from perturbation import influence
-from text_checkpoint import GOLDEN
 
 import hybridlm
 from hybridlm.sampling import Vocabulary
@@ -20,23 +19,6 @@ from ir_passes import compile_step
 from models import family_of
 
 RNG = np.random.default_rng(2)
-
-
-@pytest.fixture(scope="module")
-def other() -> hybridlm.LM:
-    """A model with more layers, another chunk and another context, and no tokenizer."""
-    return hybridlm.load(GOLDEN, lanes=4, context=128, dtype="float32", chunk=7)
-
-
-def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    with np.errstate(invalid="ignore"):
-        return np.where(p == -np.inf, 0.0, np.exp(p) * (p - q)).sum(-1)
-
-
-def js(p: np.ndarray, q: np.ndarray) -> np.ndarray:
-    with np.errstate(divide="ignore"):
-        mean = np.log((np.exp(p) + np.exp(q)) / 2)
-    return (kl(p, mean) + kl(q, mean)) / 2
 
 
 @pytest.mark.parametrize("noise", [1e-3, 0.05, 1.0, 30.0])
@@ -79,14 +61,14 @@ def test_the_logits_of_a_chunk_are_never_held_at_once() -> None:
     assert memory.temp_size_in_bytes < 5 * MIN_HEAD_ROWS * vocab * 4 < rows * vocab * 4
 
 
-def test_no_lane_of_a_comparison_reaches_another(text_lm: hybridlm.LM, other: hybridlm.LM) -> None:
+def test_no_lane_of_a_comparison_reaches_another(text_lm: hybridlm.LM, larger_lm: hybridlm.LM) -> None:
     sides = (
         (text_lm.engine, text_lm.text_model.structure),
-        (other.engine, other.text_model.structure),
+        (larger_lm.engine, larger_lm.text_model.structure),
     )
     rng = np.random.default_rng(0)
-    hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, other)]
-    args = (text_lm.engine.params, other.engine.params, *hidden)
+    hidden = [rng.normal(size=(3, 5, side.config.hidden_size)).astype(np.float32) for side in (text_lm, larger_lm)]
+    args = (text_lm.engine.params, larger_lm.engine.params, *hidden)
     step = divergence_step(sides[0][1], sides[1][1])
     run: Any = compile_step(step, args, DIVERGENCE_CONTRACT)
     bound = DIVERGENCE_CONTRACT.bind(step, args)

@@ -1,4 +1,4 @@
-"""Audits of programs for GPUs and TPUs: buffer assignments broken by hand in each way that has to be seen."""
+"""Audits of programs for GPUs and TPUs find every kind of wrong buffer assignment."""
 
 from collections.abc import Callable
 from dataclasses import replace

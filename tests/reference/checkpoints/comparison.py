@@ -83,3 +83,16 @@ def log_probabilities(logits: np.ndarray, tokens: Sequence[int]) -> np.ndarray:
     """float64[T]: the log-probability of each token given those before it; entry 0 is nan."""
     chosen = log_softmax(logits)[np.arange(len(tokens) - 1), np.asarray(tokens[1:], dtype=np.int64)]
     return np.concatenate([[np.nan], chosen])
+
+
+def kl(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Return the Kullback-Leibler divergence of q from p, log-probabilities [..., token], in the dtype given."""
+    with np.errstate(invalid="ignore"):
+        return np.where(p == -np.inf, 0.0, np.exp(p) * (p - q)).sum(-1)
+
+
+def js(p: np.ndarray, q: np.ndarray) -> np.ndarray:
+    """Return the Jensen-Shannon divergence, as `kl`."""
+    with np.errstate(divide="ignore"):
+        mean = np.log((np.exp(p) + np.exp(q)) / 2)
+    return (kl(p, mean) + kl(q, mean)) / 2

@@ -54,6 +54,6 @@ def kernels_on(target: str, run: Callable[..., Any], *arrays: Any) -> tuple[Kern
 
 
 def check_limits(target: str, run: Callable[..., Any], *arrays: Any) -> None:
-    """Assert that a function has kernels within the limits of a GPU; XLA refuses more shared memory than it has."""
+    """Assert that the kernels of a function keep a GPU's limits; XLA itself refuses too much shared memory."""
     kernels = kernels_on(target, run, *arrays)
     assert kernels and [fault for kernel in kernels for fault in kernel.faults()] == []

@@ -101,7 +101,7 @@ def _inner(branch: BranchConfig) -> BranchConfig:
 
 
 def _sums(branch: BranchConfig) -> int:
-    """Return the number of sums of a layer: none of one that is whole on every device."""
+    """Return the number of sums of a layer; a Mamba-1 layer is whole on every device."""
     if isinstance(branch, Mamba1Config):
         return 0
     return 3 if isinstance(branch, SharedBlockConfig) else 1

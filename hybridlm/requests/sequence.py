@@ -154,7 +154,7 @@ class ActiveSequence:
 
 
 def most_logprobs(lanes: Sequence[ActiveSequence | None]) -> int | None:
-    """Return the most log-probabilities that a lane reports for a token; None if no lane does."""
+    """Return the most reported log-probabilities of a lane's token; None without any."""
     counts = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
     return max((count for count in counts if count is not None), default=None)
 

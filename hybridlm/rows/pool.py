@@ -19,7 +19,7 @@ from hybridlm.steps.structure import Rows
 from ir_passes.host.page_owner import Page, PageOwner
 from ir_passes.host.slot_faults import SlotError, SlotFault, SlotsExhausted
 from ir_passes.host.slot_owner import Slot, SlotOwner, frozen_copy
-from models import KV_BLOCK, kv_blocks
+from models import KV_BLOCK
 
 
 class RowsLost(RuntimeError):
@@ -87,7 +87,7 @@ class RowPool:
 
     def needed(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
         """Return the free pages for a new row on each device; arguments as for `devices_for`."""
-        count, home = kv_blocks(positions), self.page_device(shared[0]) if shared else None
+        count, home = -(-positions // KV_BLOCK), self.page_device(shared[0]) if shared else None
         return [count - (device == home) * len(shared) for device in range(self.devices)]
 
     def free_pages(self, device: int) -> int:
@@ -133,7 +133,7 @@ class RowPool:
             SlotError: as `reserve`, the row has pages, or a kept page was released or is on another device.
         """
         owner, pages, device = self.page_owner, self._row_pages[row], row // self._row_part
-        count = kv_blocks(positions) - len(pages) - len(shared)
+        count = -(-positions // KV_BLOCK) - len(pages) - len(shared)
         if owner is None or (count < 1 and not shared):
             return
         if len(pages) + len(shared) + count > self.blocks:
@@ -158,7 +158,7 @@ class RowPool:
         if self.page_owner is None:
             return [0] * len(slots)
         counts = zip(self.rows_of(slots), positions, strict=True)
-        return [max(0, kv_blocks(count) - len(self._row_pages[row])) for row, count in counts]
+        return [max(0, -(-count // KV_BLOCK) - len(self._row_pages[row])) for row, count in counts]
 
     def release(self, slot: Slot) -> None:
         """Give a row back, with its pages; raises SlotError if it was released before."""

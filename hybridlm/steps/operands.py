@@ -9,7 +9,7 @@ from jaxtyping import Float32, Int32
 from hybridlm.sampling.logit_changes import LogitChanges
 from hybridlm.sampling.sampling import Sampling
 from hybridlm.steps.hooks import ProbeInputs
-from models import kv_blocks
+from models import KV_BLOCK
 
 
 class Feed(NamedTuple):
@@ -97,4 +97,4 @@ class StepInputs(NamedTuple):
 
 def blocks_for(positions: int) -> np.ndarray:
     """Return `kv_blocks` of a step with lanes up to this position."""
-    return np.array(max(kv_blocks(positions), 1), np.int32)
+    return np.array(max(-(-positions // KV_BLOCK), 1), np.int32)

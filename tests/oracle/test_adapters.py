@@ -27,7 +27,7 @@ EXTRA = {"sparse_base", "next_base", "kimi_fused", "granite_experts", "lfm2_moe_
 FIRST = {variant.family: variant.name for variant in reversed(VARIANTS)}
 TRIED = [variant for variant in VARIANTS if variant.name in {*FIRST.values(), *EXTRA}]
 IDS = [variant.name for variant in TRIED]
-REFUSED_BY_PEFT = ("mamba2", "nemotron_h", "falcon_h1")
+REFUSED_BY_PEFT = ("mamba", "mamba2", "falcon_mamba", "nemotron_h", "falcon_h1")
 """Model types with an `out_proj` that PEFT does not adapt."""
 
 

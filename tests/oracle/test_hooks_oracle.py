@@ -17,7 +17,7 @@ def test_interventions_are_forward_hooks(case, lm):
     layers, sites = case.oracle.text_model.layers, lm.model.sites()
     prompts = [prompt for prompt in case.prompts if len(prompt) > 16][:2]
     rng = np.random.default_rng(case.seed)
-    vector = rng.normal(size=lm.config.hidden_size).astype(np.float32)
+    vector = rng.normal(size=lm.config.residual_size).astype(np.float32)
     middle = len(layers) // 2
 
     def add(module: Any, settings: Any, output: Any) -> Any:

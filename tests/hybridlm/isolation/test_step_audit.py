@@ -13,8 +13,9 @@ MOST_GAPS = 0.25
 80 KB, too little to judge."""
 PAGE = 4096
 
+MODEL_NAMES = ["dense_interval", *OTHER_GOLDENS]
 # In the long run one of every family.
-MODELS = ["dense_interval", *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_GOLDENS)]
+MODELS = [MODEL_NAMES[0], *(pytest.param(name, marks=pytest.mark.long) for name in OTHER_GOLDENS)]
 
 
 @pytest.fixture(scope="module", params=MODELS)
@@ -39,7 +40,7 @@ def test_generating_step_writes_its_pools_in_place(lm: hybridlm.LM, tokens: int)
 
 @pytest.mark.long
 @pytest.mark.parametrize("lanes", [1, 8])
-@pytest.mark.parametrize("name", ["dense_interval", *OTHER_GOLDENS])
+@pytest.mark.parametrize("name", MODEL_NAMES)
 def test_pools_of_other_sizes_and_a_narrow_dtype_are_written_in_place(root: pathlib.Path, name: str, lanes: int):
     """A narrow row is computed as two; two rows of a convolution are no copy."""
     lm = hybridlm.load(root / "tests/golden" / name, lanes=lanes, context=256, dtype="bfloat16", chunk=32)
@@ -64,3 +65,15 @@ def test_an_array_of_the_caches_shape_is_no_copy_of_it(text_lm: hybridlm.LM) -> 
     lm = hybridlm.load(text_lm.path, lanes=3, context=256, chunk=64, dtype="float32")
     copies = lm.engine.program(lm.engine.shape("generate", 3, 64, 3)).certificate.copies
     assert not [copy for copy in copies if "attention" in copy]
+
+
+@pytest.mark.parametrize("kernels", ["auto", "off"])
+@pytest.mark.parametrize(
+    "name", ["lfm2_base", *(pytest.param(name, marks=pytest.mark.long) for name in MODEL_NAMES if name != "lfm2_base")]
+)
+def test_as_many_tokens_as_inputs_of_a_convolution_are_no_second_pool(root: pathlib.Path, name: str, kernels: str):
+    """Outputs of a convolution have the type of its pool with a row for each lane."""
+    lm = hybridlm.load(root / "tests/golden" / name, lanes=3, context=64, dtype="float32", chunk=8, kernels=kernels)
+    for tokens in (2, 3):
+        report = lm.engine.program(lm.engine.shape("generate", 3, tokens, 3)).audit
+        assert report is not None and not report.findings

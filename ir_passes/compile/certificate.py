@@ -15,7 +15,6 @@ from ir_passes.contract.statements import (
     MeasuredFault,
     NotCovered,
     Note,
-    Refusal,
     Statement,
     StatementId,
 )
@@ -32,7 +31,7 @@ STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
     "measured": (MeasuredClaim,),
     "assumed": (Assumption,),
     "not_covered": (NotCovered,),
-    "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
+    "faults": (ViolationKind, FindingKind, MeasuredFault),
     "notes": (Note,),
 }
 """Field of a certificate -> enums with its statement ids."""
@@ -146,7 +145,7 @@ class Certificate:
         not_audited: reason for a missing audit.
         assumed: `Assumption`s of proof and audit.
         not_covered: `NotCovered` properties.
-        faults: `ViolationKind`, `FindingKind`, `MeasuredFault` or `Refusal`; empty unless `certify` is "warn".
+        faults: `ViolationKind`, `FindingKind` or `MeasuredFault`; empty unless `certify` is "warn".
         notes: `Note`s of the proof.
         copies: pool-sized copies with source lines.
         neighbours: values next to results of custom calls in memory; bodies of custom calls are unchecked.

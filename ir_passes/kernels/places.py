@@ -25,14 +25,6 @@ class IndexRange:
     stride: int = 1
 
 
-@dataclass(frozen=True)
-class Indexer:
-    """Indices into an array of a shape."""
-
-    indices: tuple[IndexRange, ...]
-    shape: tuple[int, ...]
-
-
 def place_of(index: Any) -> IndexRange:
     if isinstance(index, IndexRange):
         return index

@@ -31,10 +31,6 @@ SEED = 11
 """Seed of the experts that rows choose."""
 
 
-class UncountedKernel(ValueError):
-    """A loop of a kernel has an unknown number of iterations."""
-
-
 @dataclass(frozen=True)
 class KernelReads:
     """Reads and writes of one kernel.
@@ -147,7 +143,7 @@ class _Step(_Values):
             sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
             loaded, stored = self._counted[key]
             self._reads.append(KernelReads(eqn.params["name"], shapes, loaded, sizes, stored))
-        except (UncountedKernel, UnreadableKernel):
+        except UnreadableKernel:
             pass
         return [UNKNOWN] * len(eqn.outvars)
 
@@ -178,7 +174,7 @@ class _Instance(_Values):
     """One program instance; `moved` counts the bytes of its loads and stores.
 
     Attributes:
-        exact: raise `UncountedKernel` for an unknown condition or mask; else the greater branch counts, or all numbers.
+        exact: raise UnreadableKernel for an unknown condition or mask; else the greater branch counts, or all numbers.
     """
 
     ids: tuple[int | None, ...]
@@ -208,7 +204,7 @@ class _Instance(_Values):
     def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
-            raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
+            raise UnreadableKernel(f"it loads result {memory.result}, which has no operand's memory")
         if number is not None:
             numbers = prod(ir.shape_of(var)) if mask is UNKNOWN else int(np.count_nonzero(mask))
             size = numbers * np.dtype(ir.dtype_of(var)).itemsize
@@ -241,12 +237,12 @@ class _Instance(_Values):
         return self._exchanged(eqn, memory, self._mask(eqn, args, 3))
 
     def _mask(self, eqn: ir.JaxprEqn, args: list[Any], place: int) -> Any:
-        """Return the operand at `place`; raises UncountedKernel for an unknown mask if `exact`."""
+        """Return the operand at `place`; raises UnreadableKernel for an unknown mask if `exact`."""
         number = jax.tree.unflatten(eqn.params["args_tree"], range(len(args)))[place]
         if number is None:
             return UNKNOWN
         if self.exact and args[number] is UNKNOWN:
-            raise UncountedKernel(f"the mask at {ir.source_of(eqn)} is unknown")
+            raise UnreadableKernel(f"the mask at {ir.source_of(eqn)} is unknown")
         return args[number]
 
     def _exchanged(self, eqn: ir.JaxprEqn, memory: _CountedMemory, mask: Any) -> Sequence[Any]:
@@ -274,7 +270,7 @@ class _Instance(_Values):
         for branch in branches:
             moved, _ = self._part(branch, operands)
             if self.exact and branch is not branches[0] and moved != maximum:
-                raise UncountedKernel(f"the condition at {ir.source_of(eqn)} is unknown")
+                raise UnreadableKernel(f"the condition at {ir.source_of(eqn)} is unknown")
             maximum = {key: max(maximum.get(key, 0), moved.get(key, 0)) for key in {*maximum, *moved}}
         self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
@@ -322,13 +318,13 @@ class _Instance(_Values):
                 return carry
             moved, carry = turn(carry)
             self._include(moved, 1)
-        raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
+        raise UnreadableKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
 
     def _repeat(self, turn: Callable[[list[Any]], tuple[_Moved, list[Any]]], carry: list[Any], times: int):
         """Add loads and stores of all iterations; equal iterations run once."""
         try:
             moved, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
-        except UncountedKernel:
+        except UnreadableKernel:
             if times > MAX_TURNS:
                 raise
             for _ in range(times):
@@ -384,12 +380,12 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
         for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
             try:
                 moved = _sum_moved(jaxpr, blocks, arrays, memories, grid, chosen, numbered, exact)
-            except UncountedKernel:
+            except UnreadableKernel:
                 continue
             counts = ("load", len(blocks)), ("store", mapping.num_outputs)
             loaded, stored = (tuple(moved.get((kind, k), 0) for k in range(count)) for kind, count in counts)
             return loaded, stored
-    raise UncountedKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
+    raise UnreadableKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
 
 
 def _sum_moved(

@@ -1,5 +1,6 @@
 """Batching of loops over sequences: equal work of all lanes in one operation."""
 
+from collections import defaultdict
 from collections.abc import Container, Sequence
 from typing import Any, cast
 
@@ -12,8 +13,8 @@ from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import OPAQUE, WRITES
 from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.rewrites.lane_work import Different, LaneOwners, SameWork, updates_of
-from ir_passes.rewrites.pool_access import Box, PoolAccesses
+from ir_passes.rewrites.lane_owners import Box, LaneOwners
+from ir_passes.rewrites.lane_work import Different, SameWork, updates_of
 
 
 def rebatch(graph: Graph, say: Say = quiet) -> Graph:
@@ -39,8 +40,11 @@ def rebatch(graph: Graph, say: Say = quiet) -> Graph:
 
 def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
     """Rewrite the first level of batchable work, or return None."""
-    owners = LaneOwners(PoolAccesses(graph))
-    for _, work in sorted(owners.levels.items()):
+    owners = LaneOwners(graph)
+    levels = defaultdict[int, SameWork](lambda: SameWork(owners))
+    for level, eqn, lane in owners.work:
+        levels[level].add(eqn, lane)
+    for _, work in sorted(levels.items()):
         if not all(any(map(owners.is_work, eqns.values())) for eqns in work.lanes):
             continue
         try:
@@ -54,7 +58,7 @@ def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
         except Different as difference:
             reasons.append(str(difference))
             continue
-        entries = (graph.bound.inputs[owners.accesses.versions[pool]].entry for pool in pools)
+        entries = (graph.bound.inputs[owners.versions[pool]].entry for pool in pools)
         names = dict.fromkeys(repr(getattr(entry, "group", "")) for entry in entries)
         of_pools = f" of pool{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
         say(f"re-batched {owners.lanes} lanes x {work.count} equations{of_pools}")
@@ -103,7 +107,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
     joins, pieces = _results(graph, work)
 
     def run(*values: jax.Array) -> list[jax.Array]:
-        outputs = [(eqn.invars[0], eqn.params.get("axis", eqn.params.get("dimension"))) for eqn in joins]
+        outputs: list[Any] = [(eqn.invars[0], eqn.params.get("axis", eqn.params.get("dimension"))) for eqn in joins]
         outputs += [(work.by_lane(var)[0], 0) for var in pieces]
         results, stacked = _run_lanes(work, dict(zip(operands, values, strict=True)), list(pools), outputs)
         results += [lax.reshape(value, ir.shape_of(eqn.outvars[0])) for eqn, value in zip(joins, stacked, strict=False)]
@@ -126,7 +130,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
     """Return results that other equations read: joins of all lanes, and single variables."""
     variables = {var for eqn in graph.program.jaxpr.eqns if id(eqn) in work.lane_of for var in eqn.outvars}
-    results = variables - work.owners.accesses.versions.keys()
+    results = variables - work.owners.versions.keys()
     joins: list[ir.JaxprEqn] = []
     pieces = dict.fromkeys(var for var in ir.variables(graph.program.jaxpr.outvars) if var in results)
     for eqn in graph.program.jaxpr.eqns:

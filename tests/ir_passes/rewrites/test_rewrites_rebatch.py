@@ -15,8 +15,8 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr import primitives as primitive_table
 from ir_passes.rewrites import batching, rebatch
 from ir_passes.rewrites.graph import Graph
+from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.lane_work import SameWork
-from ir_passes.rewrites.pool_access import PoolAccesses
 
 ARGS = (pool(), slots(), x())
 ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
@@ -430,7 +430,7 @@ def test_effects_keep_their_order_and_their_values() -> None:
     assert prints == [f"{i} {{}}" for i in range(LANES)]
 
 
-form, box_of = SameWork._form, PoolAccesses.box
+form, box_of = SameWork._form, LaneOwners.box
 
 
 def careless_of_literals(self, atom, lane):
@@ -447,7 +447,7 @@ def careless_of_order(self):
 
 
 @pytest.mark.parametrize(("where", "label", "instead", "step"), [
-    (PoolAccesses, "box", careless_of_starts, other_part),
+    (LaneOwners, "box", careless_of_starts, other_part),
     (SameWork, "_form", careless_of_literals, other_constant),
     (SameWork, "last_versions", careless_of_order, old_version),
     (batching, "_rows", lambda lanes, slots: jnp.arange(lanes, dtype=jnp.int32), per_sequence_loop),

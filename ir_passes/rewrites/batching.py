@@ -98,12 +98,12 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
         Different: a row is written before a read.
     """
     jaxpr, owners = graph.program.jaxpr, work.owners
-    lane_0, inputs = list(work.lanes[0].values()), work.inputs()
+    lane_0 = list(work.lanes[0].values())
     boxes = [(eqn, box) for eqn in lane_0 if (box := work.box(eqn)) is not None]
     needed = [work.first_version(eqn.invars[0])[0] for eqn, _ in boxes]
     needed += [box.map for _, box in boxes if box.map is not None]
     needed += [var for eqn in lane_0 for var in work.operands(eqn) if var not in owners.lane_of]
-    needed += [source for var in inputs for source in work.sources(var)]
+    needed += [source for sources, _ in work.inputs().values() for source in sources]
     joins, pieces = _results(graph, work)
 
     def run(*values: jax.Array) -> list[jax.Array]:
@@ -155,15 +155,13 @@ def _run_lanes(
     """
     eqns = [(eqn, work.box(eqn)) for eqn in work.lanes[0].values()]
     maps = list(dict.fromkeys(box.map for _, box in eqns if box is not None))
-    inputs = [(var, work.owners.entry(var)) for var in work.inputs()]
-    stacked = [
-        arrays[entry[0]] if entry else jnp.stack([arrays[source] for source in work.by_lane(var)])
-        for var, entry in inputs
-    ]
+    inputs = work.inputs()
+    parts_of = [([arrays[source] for source in sources], axis) for sources, axis in inputs.values()]
+    stacked = [jnp.stack(parts) if axis is None else parts[0] for parts, axis in parts_of]
 
     def lane(rows: list[jax.Array], values: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
         row_of, env = dict(zip(maps, rows, strict=True)), dict(arrays)
-        env.update((var, lax.reshape(value, ir.shape_of(var))) for (var, _), value in zip(inputs, values, strict=True))
+        env.update((var, lax.reshape(value, ir.shape_of(var))) for var, value in zip(inputs, values, strict=True))
         for eqn, box in eqns:
             if box is None:
                 operands = [None if isinstance(atom, ir.Literal) else env[atom] for atom in eqn.invars]
@@ -173,7 +171,7 @@ def _run_lanes(
                 _access(work, eqn, box, row_of[box.map], env)
         return [env[version] for version in pools], [env[var] for var, _ in outputs]
 
-    axes = [entry[1] if entry else 0 for _, entry in inputs], [axis for _, axis in outputs]
+    axes = [axis or 0 for _, axis in inputs.values()], [axis for _, axis in outputs]
     rows = [_rows(len(work.lanes), None if slots is None else arrays[slots]) for slots in maps]
     return jax.vmap(lane, in_axes=(0, axes[0]), out_axes=(None, axes[1]))(rows, stacked)
 

@@ -87,22 +87,18 @@ class SameWork:
         """Return the variables that an equation uses, of an access only the updates."""
         return ir.variables(eqn.invars[updates_of(eqn)] if self.box(eqn) else eqn.invars)
 
-    def inputs(self) -> list[ir.Var]:
-        """Return the variables of lane 0 that its equations use and do not make."""
-        eqns = self.lanes[0].values()
+    def inputs(self) -> dict[ir.Var, tuple[list[ir.Var], int | None]]:
+        """Return lane 0's inputs -> the array of all lanes' entries, with their axis, or the inputs of all lanes."""
+        eqns, owners = self.lanes[0].values(), self.owners
         results = {var for eqn in eqns for var in eqn.outvars}
         used = dict.fromkeys(var for eqn in eqns for var in self.operands(eqn))
-        return [var for var in used if var in self.owners.lane_of and var not in results]
+        entries = {var: owners.entry(var) for var in used if var in owners.lane_of and var not in results}
+        return {var: ([entry[0]], entry[1]) if entry else (self.by_lane(var), None) for var, entry in entries.items()}
 
     def by_lane(self, var: ir.Var) -> list[ir.Var]:
         """Return the variables of all lanes that correspond to one of them."""
         lanes = self._by_lane[self._forms[var]]
         return [lanes[lane] for lane in range(self.owners.lanes)]
-
-    def sources(self, var: ir.Var) -> list[ir.Var]:
-        """Return the array of all lanes' entries for an input, else the lanes' inputs."""
-        entry = self.owners.entry(var)
-        return self.by_lane(var) if entry is None else [entry[0]]
 
     def first_version(self, version: ir.Atom, lane: int = 0) -> tuple[ir.Var, int]:
         """Return a pool's version before this work, and the lane's number of writes since."""

@@ -16,7 +16,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.jaxpr.primitives import ELEMENTWISE
 from ir_passes.kernels import index_terms
-from ir_passes.kernels.blocks import BlockGuessFailed, StepPart
+from ir_passes.kernels.blocks import BlockGuessFailed, Blocks, StepPart
 from ir_passes.kernels.copies import Copies, Copy, Key, Loop, Semaphores
 from ir_passes.kernels.index_terms import Term
 from ir_passes.kernels.memory import MAX_CONSTANT, MAX_UNROLLED, UnreadableKernel, uninitialized
@@ -25,33 +25,6 @@ from ir_passes.kernels.references import HeldMemory, Ref, memory_for, memory_of,
 from ir_passes.kernels.unread_texts import other_machine
 
 COPYING = ("dma_start", "dma_wait")
-
-
-@dataclass(frozen=True)
-class Visit:
-    """A step of a grid axis after the first, and its computed block.
-
-    Attributes:
-        index_map, dims: of the block; its indices along these dimensions are computed.
-        stays: True if the step before has the same block, False if it has another one.
-    """
-
-    index_map: Any
-    dims: tuple[int, ...]
-    axis: int
-    stays: bool
-
-    def state(self, body: "KernelRun", ids: Sequence[Any], scalars: Sequence[Any]) -> None:
-        """State the relation of the indices in this step and in the one before."""
-        difference = jax.make_jaxpr(lambda number: lax.sub(number, np.int32(1)))(np.int32(0))
-        (previous,) = body.run(difference.jaxpr, difference.consts, [ids[self.axis]])
-        previous_ids = *ids[: self.axis], previous, *ids[self.axis + 1 :]
-        pairs = []
-        for steps in (ids, previous_ids):
-            indices = body.run(self.index_map, (), [*steps, *scalars])
-            pairs.append([body.term(indices[dim]) for dim in self.dims])
-        if self.stays or len(self.dims) == 1:  # otherwise any of the indices may differ
-            body.compared.update(dict.fromkeys(zip(*pairs, strict=True), self.stays))
 
 
 @dataclass(frozen=True)
@@ -538,6 +511,25 @@ class KernelRun:
         loop.leave()
         memory.set(contents, memory.holes())
         return list(values)
+
+
+def state_visit(
+    blocks: Blocks, axis: int, stays: bool, body: KernelRun, ids: Sequence[Any], scalars: Sequence[Any]
+) -> None:
+    """State the relation of a computed block's indices in this step and in the one before.
+
+    Args:
+        axis: grid axis of the two steps.
+        stays: True if they have the same block.
+    """
+    difference = jax.make_jaxpr(lambda number: lax.sub(number, np.int32(1)))(np.int32(0))
+    (previous,) = body.run(difference.jaxpr, difference.consts, [ids[axis]])
+    dims, pairs = blocks.computed_dims(axis), []
+    for steps in (ids, (*ids[:axis], previous, *ids[axis + 1 :])):
+        indices = body.run(blocks.index_map, (), [*steps, *scalars])
+        pairs.append([body.term(indices[dim]) for dim in dims])
+    if stays or len(dims) == 1:  # otherwise any of the indices may differ
+        body.compared.update(dict.fromkeys(zip(*pairs, strict=True), stays))
 
 
 def run_body(

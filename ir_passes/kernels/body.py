@@ -51,23 +51,17 @@ class KernelRun:
     compared: dict[tuple[Term, Term], bool] = field(default_factory=dict)
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return atom.val if isinstance(atom, ir.Literal) else env[atom]
-
         used = {atom for eqn in jaxpr.eqns for atom in eqn.invars if not isinstance(atom, ir.Literal)}
         used.update(atom for atom in jaxpr.outvars if not isinstance(atom, ir.Literal))
         self.dead.update(var for eqn in jaxpr.eqns for var in eqn.outvars if var not in used)
-        for eqn in jaxpr.eqns:
-            with ir.sourced(eqn):
-                try:
-                    results = self._equation(eqn, [read(atom) for atom in eqn.invars])
-                except UnreadableKernel as error:
-                    raise error.at(eqn) from None
-            env.update(zip(eqn.outvars, results, strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return ir.run(jaxpr, consts, args, self._located)
+
+    def _located(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
+        with ir.sourced(eqn):
+            try:
+                return self._equation(eqn, args)
+            except UnreadableKernel as error:
+                raise error.at(eqn) from None
 
     def _equation(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         name, params = eqn.primitive.name, eqn.params

@@ -89,15 +89,7 @@ class _Values:
         return args
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return np.asarray(atom.val) if isinstance(atom, ir.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return ir.run(jaxpr, consts, args, self.equation, np.asarray)
 
     def equation(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         method: Callable[..., Sequence[Any]] | None = getattr(self, f"_{eqn.primitive.name}", None)

@@ -19,6 +19,7 @@ from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.jaxpr.dtypes import is_key
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.memory import UnreadableKernel
+from ir_passes.kernels.places import numpy_index, place_of
 
 MAX_KNOWN = 1 << 16
 """Numbers of the largest computed value outside kernels."""
@@ -205,10 +206,11 @@ class _Instance(_Values):
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, *indexers = args
         self._charge("load", memory, eqn.outvars[0])
-        if memory.content is UNKNOWN:
+        transforms = jax.tree.unflatten(eqn.params["tree"], indexers)
+        places = [place_of(index) for transform in transforms for index in getattr(transform, "indices", ())]
+        if memory.content is UNKNOWN or len(transforms) > 1 or any(place.start is UNKNOWN for place in places):
             return [UNKNOWN]
-        transforms = jax.tree.unflatten(eqn.params["tree"], range(len(indexers)))
-        return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
+        return [np.asarray(memory.content[tuple(map(numpy_index, places))])]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, _, _, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
@@ -334,23 +336,6 @@ def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]
     inputs = ir.closed(eqn.params["cond_jaxpr"]).jaxpr.invars
     first, last = carry[number], end.val if isinstance(end, ir.Literal) else [*consts, *carry][inputs.index(end)]
     return None if first is UNKNOWN or last is UNKNOWN else max(0, int(last) - int(first))
-
-
-def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
-    transforms = [transform for transform in transforms if hasattr(transform, "indices")]
-    if not transforms:
-        return content
-    places: list[Any] = []
-    for index in transforms[0].indices:
-        start = getattr(index, "start", index)
-        value = indexers[start] if isinstance(start, int) and not hasattr(index, "size") else start
-        if hasattr(index, "size"):
-            value = start if index.is_dynamic_start is False else indexers[start]
-        if value is UNKNOWN:
-            return UNKNOWN
-        places.append(slice(int(value), int(value) + index.size) if hasattr(index, "size") else value)
-    return np.asarray(content[tuple(places)]).reshape(shape)
 
 
 def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:

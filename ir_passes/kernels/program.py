@@ -33,7 +33,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import SCRATCH, VISITS, BlockGuessFailed, Blocks, cut_by, step_part
 from ir_passes.kernels.body import KernelRun, run_body, state_visit
 from ir_passes.kernels.copies import Copies
-from ir_passes.kernels.guesses import Guesses
+from ir_passes.kernels.guesses import guesses_of
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, within
 from ir_passes.kernels.places import is_constant
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
@@ -46,12 +46,12 @@ def kernel_program(eqn: ir.JaxprEqn, written: bool | None = None) -> Callable[..
 
     def run(*operands: Any) -> list[Any]:
         """Run the kernel with the first guess of its blocks confirmed by the body."""
-        guesses = Guesses(kernel)
+        guesses = guesses_of(kernel)
         while True:
             try:
-                return kernel.guessed(guesses.cuts(), guesses.new_scratch(), guesses.rewrites()).run(*operands)
+                return kernel.guessed({key: left[0] for key, left in guesses.items() if left}).run(*operands)
             except BlockGuessFailed as error:
-                guesses.failed(error.args[0])
+                del guesses[error.args[0]][0]
 
     return run
 
@@ -144,12 +144,10 @@ class _Kernel:
         name = str(params.get("name") or getattr(info, "func_name", "kernel"))
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, name=name, computed=computed)
 
-    def guessed(
-        self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: int = -1, rewrites: bool = False
-    ) -> "_Kernel":
-        """Return the kernel with arrays cut by steps, and other guesses."""
+    def guessed(self, guesses: Mapping[Any, Any]) -> "_Kernel":
+        """Return the kernel with arrays cut by steps, and other guesses, as of `guesses_of`."""
         inputs, outputs = list(self.inputs), list(self.outputs)
-        for (kind, number), cut in cuts.items():
+        for (kind, number), cut in ((key, cut) for key, cut in guesses.items() if key not in (SCRATCH, VISITS)):
             side = outputs if kind == "result" else inputs
             side[number] = cut_by(side[number], cut, self.grid)
             is_valid = number not in self.aliases.values()
@@ -160,7 +158,7 @@ class _Kernel:
             if kind == "result" and number in self.aliases:
                 inputs[self.aliases[number]] = side[number]
         sides = {"inputs": tuple(inputs), "outputs": tuple(outputs)}
-        return replace(self, **sides, new_scratch=new_scratch, rewrites=rewrites)
+        return replace(self, **sides, new_scratch=guesses.get(SCRATCH, -1), rewrites=VISITS in guesses)
 
     def check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):

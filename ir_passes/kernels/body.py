@@ -510,11 +510,11 @@ class KernelRun:
 def state_visit(
     blocks: Blocks, axis: int, stays: bool, body: KernelRun, ids: Sequence[Any], scalars: Sequence[Any]
 ) -> None:
-    """State the relation of a computed block's indices in this step and in the one before.
+    """State the relation of a computed block's indices in two successive steps.
 
     Args:
-        axis: grid axis of the two steps.
-        stays: True if they have the same block.
+        axis: of the grid.
+        stays: True if both steps have the same block.
     """
     difference = jax.make_jaxpr(lambda number: lax.sub(number, np.int32(1)))(np.int32(0))
     (previous,) = body.run(difference.jaxpr, difference.consts, [ids[axis]])

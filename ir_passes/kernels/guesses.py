@@ -13,7 +13,7 @@ Cut = tuple[tuple[int, int], ...]
 
 
 def guesses_of(kernel: Any) -> dict[Any, list[Any]]:
-    """Return the guesses for each array of a kernel, its scratch and its revisited blocks, the likeliest first."""
+    """Return guesses for arrays, scratch and revisited blocks, the likeliest first."""
     aliased, results = set(kernel.aliases.values()), range(len(kernel.outputs))
     guesses: dict[Any, list[Any]] = {
         ("operand", k): _cuts(blocks, kernel.grid, kernel.body_axes)

@@ -49,7 +49,7 @@ def kernel_program(eqn: ir.JaxprEqn, written: bool | None = None) -> Callable[..
         guesses = guesses_of(kernel)
         while True:
             try:
-                return kernel.guessed({key: left[0] for key, left in guesses.items() if left}).run(*operands)
+                return kernel.guessed({key: options[0] for key, options in guesses.items() if options}).run(*operands)
             except BlockGuessFailed as error:
                 del guesses[error.args[0]][0]
 

@@ -146,7 +146,7 @@ def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.V
 def _run_lanes(
     work: SameWork, arrays: dict[ir.Var, jax.Array], pools: Sequence[ir.Var], outputs: Sequence[tuple[ir.Var, int]]
 ) -> tuple[list[jax.Array], list[jax.Array]]:
-    """Run lane 0's equations for all lanes; return the last versions of pools, and the outputs of all lanes.
+    """Run lane 0's equations for all lanes; return last versions of pools, and outputs.
 
     Args:
         arrays: variable of no lane -> array; first version of a pool -> pool; other lanes' inputs.

@@ -1,4 +1,4 @@
-"""Lanes and levels of equations, and the parts of pools that they read and write, from values of the lane proof.
+"""Lanes and levels of equations, and their accesses to pools, from the lane proof.
 
 A value belongs to lane b if it depends on lane b alone by the lane proof. Entries of an array along its lane axis, and
 entries of slot maps, are inputs of the lanes' work.
@@ -51,7 +51,7 @@ class LaneOwners:
 
     Attributes:
         versions: version of a pool (the input, and each array that an update made of a version) -> number of the input.
-        lane_of: variable -> lane; versions of pools have none.
+        lane_of: variable -> lane, without versions of pools.
         work: level, equation and lane, in order, without the equations that make entries.
         selected: cuts out of arrays and entries of slot maps, and parts of them.
         boxes: id of an equation -> part of its lane's row.

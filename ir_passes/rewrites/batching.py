@@ -165,8 +165,7 @@ def _run_lanes(
         for eqn, box in eqns:
             if box is None:
                 operands = [None if isinstance(atom, ir.Literal) else env[atom] for atom in eqn.invars]
-                outvars = [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
-                env.update(zip(outvars, rewriting.eval_eqn(eqn, *operands), strict=True))
+                env.update(zip(eqn.outvars, rewriting.eval_eqn(eqn, *operands), strict=True))
             else:
                 _access(work, eqn, box, row_of[box.map], env)
         return [env[version] for version in pools], [env[var] for var, _ in outputs]

@@ -68,8 +68,7 @@ class Interpreter:
             return results
         if name in loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
             return loops.RULES[name](self.judge, self.run, eqn, values, tags)
-        out = iter(rewriting.eval_eqn(eqn, *values))
-        outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
+        outs = rewriting.eval_eqn(eqn, *values)
         if all(tag is None for tag in tags):
             return outs, [None] * len(outs)
         return outs, self._tags(eqn, values, tags)

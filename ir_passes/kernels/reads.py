@@ -17,6 +17,7 @@ import numpy as np
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.jaxpr.dtypes import is_key
+from ir_passes.jaxpr.rewriting import bytes_of
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.memory import UnreadableKernel
 from ir_passes.kernels.places import numpy_index, place_of
@@ -78,9 +79,7 @@ def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
         return unknowns
     if any(is_key(ir.dtype_of(var)) for var in eqn.outvars) or any(True for _ in ir.sub_jaxprs(eqn)):
         return unknowns
-    with jax.ensure_compile_time_eval():
-        results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
-    return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
+    return ir.evaluated(eqn, args)
 
 
 class _Values:
@@ -133,7 +132,7 @@ class _Step(_Values):
             if key not in self._counted:
                 self._counted[key] = _moved(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
-            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
+            sizes = tuple(bytes_of(atom.aval) for atom in eqn.invars)
             loaded, stored = self._counted[key]
             self._reads.append(KernelReads(eqn.params["name"], shapes, loaded, sizes, stored))
         except UnreadableKernel:

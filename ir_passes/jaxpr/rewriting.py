@@ -26,11 +26,6 @@ def maker_of(jaxpr: ir.Jaxpr, atom: ir.Atom) -> int:
     return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
 
 
-def copying(eqn: ir.JaxprEqn) -> ir.JaxprEqn:
-    """Return an equation that copies."""
-    return eqn.replace(primitive=ir.primitives.copy_p, params={})
-
-
 def eval_eqn(eqn: ir.JaxprEqn, *values: Any) -> list[Any]:
     """Return all results of an equation, which keeps its source when traced."""
     operands: dict[ir.Var, Any] = {

@@ -205,11 +205,13 @@ class _Instance(_Values):
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, *indexers = args
         self._charge("load", memory, eqn.outvars[0])
-        transforms = jax.tree.unflatten(eqn.params["tree"], indexers)
-        places = [place_of(index) for transform in transforms for index in getattr(transform, "indices", ())]
-        if memory.content is UNKNOWN or len(transforms) > 1 or any(place.start is UNKNOWN for place in places):
-            return [UNKNOWN]
-        return [np.asarray(memory.content[tuple(map(numpy_index, places))])]
+        content = memory.content
+        for transform in jax.tree.unflatten(eqn.params["tree"], indexers):
+            places = list(map(place_of, getattr(transform, "indices", [UNKNOWN])))
+            if content is UNKNOWN or any(place.start is UNKNOWN for place in places):
+                return [UNKNOWN]
+            content = np.asarray(content[tuple(map(numpy_index, places))])
+        return [content]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, _, _, _ = jax.tree.unflatten(eqn.params["args_tree"], args)

@@ -15,6 +15,7 @@ from ir_passes.contract.statements import (
     MeasuredFault,
     NotCovered,
     Note,
+    Refusal,
     Statement,
     StatementId,
 )
@@ -31,7 +32,7 @@ STATEMENTS: dict[str, tuple[type[StatementId], ...]] = {
     "measured": (MeasuredClaim,),
     "assumed": (Assumption,),
     "not_covered": (NotCovered,),
-    "faults": (ViolationKind, FindingKind, MeasuredFault),
+    "faults": (ViolationKind, FindingKind, MeasuredFault, Refusal),
     "notes": (Note,),
 }
 """Field of a certificate -> enums with its statement ids."""
@@ -145,7 +146,7 @@ class Certificate:
         not_audited: reason for a missing audit.
         assumed: `Assumption`s of proof and audit.
         not_covered: `NotCovered` properties.
-        faults: `ViolationKind`, `FindingKind` or `MeasuredFault`; empty unless `certify` is "warn".
+        faults: `ViolationKind`, `FindingKind`, `MeasuredFault` or `Refusal`; empty unless `certify` is "warn".
         notes: `Note`s of the proof.
         copies: pool-sized copies with source lines.
         neighbours: values next to results of custom calls in memory; bodies of custom calls are unchecked.

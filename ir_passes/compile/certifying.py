@@ -12,7 +12,7 @@ from ir_passes.compile.certificate import FORMAT, Certificate, Fingerprints, Mem
 from ir_passes.compile.proving import Certify, warn
 from ir_passes.compile.stage import ProvedTrace
 from ir_passes.contract.contract import Bound, BoundContract, Lane, Pool
-from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Statement
+from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, Statement
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.placement import of_one_device
@@ -40,7 +40,7 @@ def audited(
     except HloError as error:
         if certify == "error":
             raise
-        return replace(program, not_audited=str(error), faults=(FindingKind.NOT_AUDITED.statement(why=error),))
+        return replace(program, not_audited=str(error), faults=(Refusal.NOT_AUDITED.statement(why=error),))
 
 
 def require_audit(program: CompiledProgram, certify: Certify) -> None:

@@ -252,6 +252,12 @@ class NotCovered(StatementId):
     )
 
 
+class Refusal(StatementId):
+    """Faults of a compilation that are neither a violation nor a finding."""
+
+    NOT_AUDITED = "not-audited", "The program was not audited: {why}"
+
+
 ALWAYS_PROVED = (Claim.NON_INTERFERENCE, Claim.FRAME, Claim.LINEAR_USE, Claim.COUPLING, Claim.BOUNDS, Claim.CONSTANTS)
 """Claims of every proof; others depend on the contract."""
 NEVER_COVERED = NotCovered.MACHINE_CODE, NotCovered.BITWISE_EQUALITY, NotCovered.CALLER, NotCovered.NAN_BITS

@@ -25,7 +25,6 @@ class FindingKind(StatementId):
     COLLECTIVE = "collective", "A collective of the compiled program is none of the traced program's."
     MISSING_COLLECTIVE = "missing-collective", "A collective of the traced program is not in the compiled program."
     SCRATCH = "scratch", "The scratch memory is far above the bytes that are live at once."
-    NOT_AUDITED = "not-audited", "The program was not audited: {why}"
 
 
 @dataclass(frozen=True)

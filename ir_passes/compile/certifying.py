@@ -16,6 +16,7 @@ from ir_passes.contract.statements import NEVER_COVERED, NotCovered, Refusal, St
 from ir_passes.jaxpr.collectives import Scheduled, schedule_hash
 from ir_passes.jaxpr.fingerprint import fingerprint
 from ir_passes.jaxpr.placement import of_one_device
+from ir_passes.jaxpr.rewriting import bytes_of
 from ir_passes.jaxpr.timing import Timings, paused, timed
 from ir_passes.proof.lane_proof import prove_jaxpr
 from ir_passes.proof.violations import IsolationError
@@ -146,7 +147,7 @@ def contract_lines(bound: BoundContract) -> tuple[str, ...]:
         + (
             f"{arrays[0].dtype}{list(arrays[0].shape)}"
             if len(arrays) == 1
-            else f"{len(arrays)} arrays, {sum(map(_bytes, arrays))} bytes"
+            else f"{len(arrays)} arrays, {sum(map(bytes_of, arrays))} bytes"
         )
         for (where, entry), arrays in groups.items()
     )
@@ -159,7 +160,7 @@ def pool_verdicts(bound: BoundContract, report: AuditReport | None) -> tuple[Poo
         PoolVerdict(
             pool.path,
             bound.outputs[bound.successors[i]].path if i in bound.successors else None,
-            _bytes(pool),
+            bytes_of(pool),
             faulty.count(pool.path),
             copies.count(pool.path),
         )
@@ -182,10 +183,3 @@ def memory_of(compiled: jax.stages.Compiled, report: AuditReport | None) -> Memo
         read("alias"),
         0 if report is None else sum(copy.bytes for copy in report.copies),
     )
-
-
-def _bytes(bound: Bound) -> int:
-    count = bound.dtype.itemsize
-    for size in bound.shape:
-        count *= size
-    return count

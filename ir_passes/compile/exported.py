@@ -25,7 +25,7 @@ from ir_passes.compile.versions import current_versions
 from ir_passes.contract.contract import BoundContract
 from ir_passes.files import record
 from ir_passes.files.atomic import whole_file
-from ir_passes.jaxpr import ir, rewriting
+from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import map_equations
 from ir_passes.jaxpr.refused import require_threads
 from ir_passes.xla_audit.hlo import argument_shardings, kept_arguments
@@ -215,6 +215,7 @@ def _leaf(bound: Any, donated: bool) -> ExportedArray:
 def without_layouts(program: ir.ClosedJaxpr) -> ir.ClosedJaxpr:
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
-        return [rewriting.copying(eqn) if eqn.primitive.name == "layout_constraint" else eqn]
+        is_layout = eqn.primitive.name == "layout_constraint"
+        return [eqn.replace(primitive=ir.primitives.copy_p, params={}) if is_layout else eqn]
 
     return map_equations(program, change, keep=lambda eqn: False)

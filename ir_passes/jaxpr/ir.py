@@ -1,7 +1,7 @@
 """Adapter to JAX's intermediate representation, for JAX 0.10 (Python 3.11) and later."""
 
 import inspect
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 import jax
@@ -114,6 +114,25 @@ def aliases_of(eqn: JaxprEqn) -> dict[int, int]:
 def replace(jaxpr: Jaxpr, invars: Sequence[Var], eqns: Sequence[JaxprEqn], outvars: Sequence[Atom]) -> Jaxpr:
     names = jaxpr.debug_info.with_unknown_names()
     return jaxpr.replace(constvars=[], invars=list(invars), eqns=list(eqns), outvars=list(outvars), debug_info=names)
+
+
+def run(
+    jaxpr: Jaxpr,
+    consts: Iterable[Any],
+    args: Iterable[Any],
+    equation: Callable[[JaxprEqn, list[Any]], Iterable[Any]],
+    literal: Callable[[Any], Any] = lambda value: value,
+) -> list[Any]:
+    """Run a program; `equation` returns the results of an equation for its operands."""
+    env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
+    env.update(zip(jaxpr.invars, args, strict=True))
+
+    def read(atom: Atom) -> Any:
+        return literal(atom.val) if isinstance(atom, Literal) else env[atom]
+
+    for eqn in jaxpr.eqns:
+        env.update(zip(eqn.outvars, equation(eqn, list(map(read, eqn.invars))), strict=True))
+    return list(map(read, jaxpr.outvars))
 
 
 def inline(program: ClosedJaxpr, keep: Callable[[JaxprEqn], bool] = lambda eqn: False) -> ClosedJaxpr:

@@ -26,17 +26,14 @@ def maker_of(jaxpr: ir.Jaxpr, atom: ir.Atom) -> int:
     return next((k for k, eqn in enumerate(jaxpr.eqns) if atom in eqn.outvars), len(jaxpr.eqns))
 
 
-def copying(eqn: ir.JaxprEqn) -> ir.JaxprEqn:
-    """Return an equation that copies."""
-    return eqn.replace(primitive=ir.primitives.copy_p, params={})
-
-
 def eval_eqn(eqn: ir.JaxprEqn, *values: Any) -> list[Any]:
+    """Return all results of an equation, which keeps its source when traced."""
     operands: dict[ir.Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, ir.Literal)
     }
-    outvars = [var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
-    program = ir.ClosedJaxpr(ir.replace(_EMPTY.jaxpr, list(operands), [eqn], outvars).replace(effects=eqn.effects), ())
+    outvars = ir.of_types([var.aval for var in eqn.outvars])
+    jaxpr = ir.replace(_EMPTY.jaxpr, list(operands), [eqn.replace(outvars=outvars)], outvars)
+    program = ir.ClosedJaxpr(jaxpr.replace(effects=eqn.effects), ())
     return ir.core.jaxpr_as_fun(program)(*operands.values())
 
 
@@ -52,14 +49,6 @@ def with_eqns(
         constvars=constvars, eqns=list(eqns), outvars=list(outvars), debug_info=program.jaxpr.debug_info
     )
     return ir.ClosedJaxpr(flat, [*program.consts, *consts.values()])
-
-
-def run_eqns(
-    eqns: Sequence[ir.JaxprEqn], inputs: Sequence[ir.Var], outputs: Sequence[ir.Var]
-) -> Callable[..., list[Any]]:
-    """Return equations as a function of `inputs`; when traced, each keeps its source."""
-    program = ir.replace(_EMPTY.jaxpr, inputs, eqns, outputs)
-    return ir.core.jaxpr_as_fun(ir.ClosedJaxpr(program, ()))
 
 
 def emit(

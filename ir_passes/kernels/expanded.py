@@ -1,7 +1,7 @@
 """Programs with plain operations instead of kernels."""
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import map_equations
@@ -14,14 +14,13 @@ class ReadKernels:
     """A program with plain operations instead of readable kernels.
 
     Attributes:
-        declared: read kernels with a declared grid; True if what is unwritten has no effect, too.
+        read: kernels, each with the `written` of its declared grid, or None.
         unread: id of another kernel's body -> the reason.
     """
 
     program: ir.ClosedJaxpr
-    read: list[ir.JaxprEqn] = field(default_factory=list)
-    declared: list[tuple[ir.JaxprEqn, bool]] = field(default_factory=list)
-    unread: dict[int, str] = field(default_factory=dict)
+    read: list[tuple[ir.JaxprEqn, bool | None]]
+    unread: dict[int, str]
 
 
 def read_kernels(
@@ -34,8 +33,7 @@ def read_kernels(
     Args:
         is_written: the `written` of a kernel's declared grid, or None; may raise UnreadableKernel.
     """
-    read: list[ir.JaxprEqn] = []
-    declared: list[tuple[ir.JaxprEqn, bool]] = []
+    read: list[tuple[ir.JaxprEqn, bool | None]] = []
     unread: dict[int, str] = {}
 
     def change(eqn: ir.JaxprEqn) -> list[ir.JaxprEqn]:
@@ -48,8 +46,7 @@ def read_kernels(
             kind = "" if isinstance(error, UnreadableKernel) else f"{type(error).__name__}: "
             unread[id(eqn.params["jaxpr"])] = f"{kind}{error}"
             return [eqn]
-        read.append(eqn)
-        declared.extend([] if written is None else [(eqn, written)])
+        read.append((eqn, written))
         return [call]
 
-    return ReadKernels(map_equations(program, change, keep=keep), read, declared, unread)
+    return ReadKernels(map_equations(program, change, keep=keep), read, unread)

@@ -12,44 +12,23 @@ Cut = tuple[tuple[int, int], ...]
 """Pairs of a dimension and the grid axis with its parts."""
 
 
-class Guesses:
-    """The guesses left for each array of a kernel, and for its scratch."""
-
-    def __init__(self, kernel: Any):
-        aliased = set(kernel.aliases.values())
-        self._options: dict[Any, list[Cut]] = {
-            ("operand", k): _guesses(blocks, kernel.grid, kernel.body_axes)
-            for k, blocks in enumerate(kernel.inputs)
-            if k not in aliased
-        }
-        for k, blocks in enumerate(kernel.outputs):
-            axes = [axis for axis in kernel.body_axes if kernel.works_in_place(k) or kernel.sequential[axis]]
-            cuts = _guesses(blocks, kernel.grid, axes)
-            self._options["result", k] = [cut for cut in cuts if _fits(kernel, k, cut)]
-        has_scratch = any(dtype is not None for _, dtype in kernel.scratch)
-        axes = [axis for axis, size in enumerate(kernel.grid) if size > 1 and has_scratch]
-        results = range(len(kernel.outputs))
-        self._others: dict[Any, list[int]] = {SCRATCH: axes}
-        self._others[VISITS] = [1] if any(map(kernel.may_revisit, results)) and not kernel.written else []
-
-    def cuts(self) -> dict[tuple[str, int], Cut]:
-        """Return the likeliest guess for each array."""
-        return {array: cuts[0] for array, cuts in self._options.items() if cuts}
-
-    def new_scratch(self) -> int:
-        """Return the innermost grid axis with new scratch in each step, or -1."""
-        return max(self._others[SCRATCH], default=-1)
-
-    def rewrites(self) -> bool:
-        """Return whether each step is guessed to write a computed block before it reads it."""
-        return bool(self._others[VISITS])
-
-    def failed(self, array: Any) -> None:
-        """Drop a refuted guess."""
-        if array in self._others:
-            self._others[array].pop()
-        else:
-            del self._options[array][0]
+def guesses_of(kernel: Any) -> dict[Any, list[Any]]:
+    """Return guesses for arrays, scratch and revisited blocks, the likeliest first."""
+    aliased, results = set(kernel.aliases.values()), range(len(kernel.outputs))
+    guesses: dict[Any, list[Any]] = {
+        ("operand", k): _cuts(blocks, kernel.grid, kernel.body_axes)
+        for k, blocks in enumerate(kernel.inputs)
+        if k not in aliased
+    }
+    for k, blocks in enumerate(kernel.outputs):
+        axes = [axis for axis in kernel.body_axes if kernel.works_in_place(k) or kernel.sequential[axis]]
+        guesses["result", k] = [cut for cut in _cuts(blocks, kernel.grid, axes) if _fits(kernel, k, cut)]
+    has_scratch = any(dtype is not None for _, dtype in kernel.scratch)
+    # innermost grid axis with new scratch in each step
+    guesses[SCRATCH] = [axis for axis, size in reversed([*enumerate(kernel.grid)]) if size > 1 and has_scratch]
+    # each step writes a computed block before it reads it
+    guesses[VISITS] = [True] if any(map(kernel.may_revisit, results)) and not kernel.written else []
+    return guesses
 
 
 def _fits(kernel: Any, result: int, cut: Cut) -> bool:
@@ -61,7 +40,7 @@ def _fits(kernel: Any, result: int, cut: Cut) -> bool:
     return True
 
 
-def _guesses(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Cut]:
+def _cuts(blocks: Blocks, grid: Sequence[int], axes: Sequence[int]) -> list[Cut]:
     """Return cuts of whole dimensions by grid axes."""
     dims = [d for d, component in enumerate(blocks.components) if not component.moves and d not in blocks.squeezed]
     axes = [axis for axis in axes if grid[axis] > 1 and axis not in blocks.axes]

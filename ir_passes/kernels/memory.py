@@ -16,7 +16,7 @@ MAX_CONSTANT = 1 << 20
 
 
 class UnreadableKernel(ValueError):
-    """A kernel has no plain form; the message names the operation and its line."""
+    """A kernel cannot be read or counted; the message names the operation and its line."""
 
     is_located = False
 

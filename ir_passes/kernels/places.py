@@ -25,14 +25,6 @@ class IndexRange:
     stride: int = 1
 
 
-@dataclass(frozen=True)
-class Indexer:
-    """Indices into an array of a shape."""
-
-    indices: tuple[IndexRange, ...]
-    shape: tuple[int, ...]
-
-
 def place_of(index: Any) -> IndexRange:
     if isinstance(index, IndexRange):
         return index
@@ -125,7 +117,7 @@ def is_static(indices: list[IndexRange]) -> bool:
     return all(isinstance(place.start, int | np.integer) for place in indices)
 
 
-def _numpy(place: IndexRange) -> Any:
+def numpy_index(place: IndexRange) -> Any:
     if place.size is None:
         return place.start
     return slice(place.start, place.start + (place.size - 1) * place.stride + 1, place.stride)
@@ -141,7 +133,7 @@ def _read_once(value: Any, indices: list[IndexRange]) -> Any:
     if any(np.ndim(place.start) for place in indices):
         return value.at[_numbers(indices)].get(mode="promise_in_bounds")
     if isinstance(value, np.ndarray):
-        return value[tuple(map(_numpy, indices))]
+        return value[tuple(map(numpy_index, indices))]
     if is_static(indices):
         ends = [place.start + ((place.size or 1) - 1) * place.stride + 1 for place in indices]
         part = lax.slice(value, [place.start for place in indices], ends, [place.stride for place in indices])

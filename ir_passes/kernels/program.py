@@ -22,7 +22,7 @@ More than 300 lines: the loops are one recursion.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import reduce
+from functools import partial, reduce
 from typing import Any
 
 import jax.numpy as jnp
@@ -31,9 +31,9 @@ from jax import lax
 
 from ir_passes.jaxpr import ir
 from ir_passes.kernels.blocks import SCRATCH, VISITS, BlockGuessFailed, Blocks, cut_by, step_part
-from ir_passes.kernels.body import Visit, run_body
+from ir_passes.kernels.body import KernelRun, run_body, state_visit
 from ir_passes.kernels.copies import Copies
-from ir_passes.kernels.guesses import Guesses
+from ir_passes.kernels.guesses import guesses_of
 from ir_passes.kernels.memory import MAX_UNROLLED, UnreadableKernel, or_old, padded, within
 from ir_passes.kernels.places import is_constant
 from ir_passes.kernels.references import Ref, memory_for, memory_of, union
@@ -46,12 +46,12 @@ def kernel_program(eqn: ir.JaxprEqn, written: bool | None = None) -> Callable[..
 
     def run(*operands: Any) -> list[Any]:
         """Run the kernel with the first guess of its blocks confirmed by the body."""
-        guesses = Guesses(kernel)
+        guesses = guesses_of(kernel)
         while True:
             try:
-                return kernel.guessed(guesses.cuts(), guesses.new_scratch(), guesses.rewrites()).run(*operands)
+                return kernel.guessed({key: options[0] for key, options in guesses.items() if options}).run(*operands)
             except BlockGuessFailed as error:
-                guesses.failed(error.args[0])
+                del guesses[error.args[0]][0]
 
     return run
 
@@ -82,7 +82,8 @@ class _Kernel:
         new_scratch: scratch is new in each step of the grid axes up to this one, as guessed.
         rewrites: every step writes all of a computed block before it reads it, as guessed.
         computed: grid axes with an operand as length, in the order of these operands, which come first.
-        visit: what is known of a computed block.
+        stays: the step before has the same computed block.
+        visit: states what is known of a computed block, given a run, its step and scalars.
         written: of the declared grid; None without a declaration.
         numbers: grid axis -> possible numbers of its steps.
     """
@@ -103,7 +104,8 @@ class _Kernel:
     name: str = ""
     computed: tuple[int, ...] = ()
     lengths: tuple[Any, ...] = ()
-    visit: Visit | None = None
+    stays: bool = False
+    visit: Callable[[KernelRun, Sequence[Any], Sequence[Any]], None] | None = None
     written: bool | None = None
     numbers: Mapping[int, range] = field(default_factory=dict)
 
@@ -142,12 +144,10 @@ class _Kernel:
         name = str(params.get("name") or getattr(info, "func_name", "kernel"))
         return cls(params["jaxpr"], grid, body_axes, *machine, *arrays, name=name, computed=computed)
 
-    def guessed(
-        self, cuts: Mapping[tuple[str, int], Sequence[tuple[int, int]]], new_scratch: int = -1, rewrites: bool = False
-    ) -> "_Kernel":
-        """Return the kernel with arrays cut by steps, and other guesses."""
+    def guessed(self, guesses: Mapping[Any, Any]) -> "_Kernel":
+        """Return the kernel with arrays cut by steps, and other guesses, as of `guesses_of`."""
         inputs, outputs = list(self.inputs), list(self.outputs)
-        for (kind, number), cut in cuts.items():
+        for (kind, number), cut in ((key, cut) for key, cut in guesses.items() if key not in (SCRATCH, VISITS)):
             side = outputs if kind == "result" else inputs
             side[number] = cut_by(side[number], cut, self.grid)
             is_valid = number not in self.aliases.values()
@@ -158,7 +158,7 @@ class _Kernel:
             if kind == "result" and number in self.aliases:
                 inputs[self.aliases[number]] = side[number]
         sides = {"inputs": tuple(inputs), "outputs": tuple(outputs)}
-        return replace(self, **sides, new_scratch=new_scratch, rewrites=rewrites)
+        return replace(self, **sides, new_scratch=guesses.get(SCRATCH, -1), rewrites=VISITS in guesses)
 
     def check_order(self) -> None:
         for k, blocks in enumerate(self.outputs):
@@ -245,13 +245,13 @@ class _Kernel:
         if len(maps) > 1:
             raise UnreadableKernel("results with different computed blocks, which may stay in place")
         (blocks,), ends = maps.values(), list[list[Any]]()
-        dims, numbers = tuple(blocks.computed_dims(axis)), self.numbers.get(axis, range(self.grid[axis]))
+        dims, numbers = blocks.computed_dims(axis), self.numbers.get(axis, range(self.grid[axis]))
         number = index if is_constant(index) and index else lax.max(jnp.asarray(index, jnp.int32), np.int32(1))
         numbers = {**self.numbers, axis: range(max(numbers.start, 1), numbers.stop)}
 
         def visit(step: Any, stays: bool | None) -> Callable[..., list[Any]]:
-            relation = None if stays is None else Visit(blocks.index_map, dims, axis, stays)
-            kernel = replace(self, visit=relation, numbers=numbers)
+            relation = None if stays is None else partial(state_visit, blocks, axis, stays)
+            kernel = replace(self, stays=bool(stays), visit=relation, numbers=numbers)
 
             def run(*contents: Any) -> list[Any]:
                 memory = list(map(_as_memory, contents, initial))
@@ -282,7 +282,7 @@ class _Kernel:
             is_private = not (self.in_place or any(self._shares(k, axis) for axis in range(len(self.grid))))
             if k in self.aliases and not self.works_in_place(k) and not self.revisits(k):
                 parts[self.aliases[k]] = outer[k]
-            if (k in self.aliases and self.works_in_place(k)) or (self.revisits(k) and self.visit and self.visit.stays):
+            if (k in self.aliases and self.works_in_place(k)) or (self.revisits(k) and self.stays):
                 inner[k] = Ref(part, private=is_private)
             else:
                 like = part if k in self.aliases else None
@@ -428,11 +428,11 @@ class _Kernel:
         scratch_args = [memory_for(kind) if kind[1] is None else next(memory) for kind in self.scratch]
         copies = Copies() if self.copies else None
 
-        def facts(body: Any) -> None:
+        def facts(body: KernelRun) -> None:
             steps = ((ids[axis], values) for axis, values in self.numbers.items())
             body.domains.update({body.term(step): values for step, values in steps if not is_constant(step)})
             if self.visit is not None:
-                self.visit.state(body, ids, scalars)
+                self.visit(body, ids, scalars)
 
         run_body(self.jaxpr, [*scalars, *refs, *outputs, *scratch_args], numbers, lengths, copies, facts)
         return _State(outputs, scratch)

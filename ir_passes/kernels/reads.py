@@ -17,8 +17,10 @@ import numpy as np
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counting_loop
 from ir_passes.jaxpr.dtypes import is_key
+from ir_passes.jaxpr.rewriting import bytes_of
 from ir_passes.kernels.blocks import Blocks
 from ir_passes.kernels.memory import UnreadableKernel
+from ir_passes.kernels.places import numpy_index, place_of
 
 MAX_KNOWN = 1 << 16
 """Numbers of the largest computed value outside kernels."""
@@ -29,10 +31,6 @@ MAX_TURNS = 1 << 12
 UNKNOWN = None
 SEED = 11
 """Seed of the experts that rows choose."""
-
-
-class UncountedKernel(ValueError):
-    """A loop of a kernel has an unknown number of iterations."""
 
 
 @dataclass(frozen=True)
@@ -81,9 +79,7 @@ def _computed(eqn: ir.JaxprEqn, args: Sequence[Any], limit: int) -> list[Any]:
         return unknowns
     if any(is_key(ir.dtype_of(var)) for var in eqn.outvars) or any(True for _ in ir.sub_jaxprs(eqn)):
         return unknowns
-    with jax.ensure_compile_time_eval():
-        results = eqn.primitive.bind(*args, **eqn.primitive.get_bind_params(eqn.params))
-    return [np.asarray(result) for result in (results if eqn.primitive.multiple_results else [results])]
+    return ir.evaluated(eqn, args)
 
 
 class _Values:
@@ -93,15 +89,7 @@ class _Values:
         return args
 
     def run(self, jaxpr: Any, consts: Sequence[Any], args: Sequence[Any]) -> list[Any]:
-        env: dict[Any, Any] = dict(zip(jaxpr.constvars, consts, strict=True))
-        env.update(zip(jaxpr.invars, args, strict=True))
-
-        def read(atom: Any) -> Any:
-            return np.asarray(atom.val) if isinstance(atom, ir.Literal) else env[atom]
-
-        for eqn in jaxpr.eqns:
-            env.update(zip(eqn.outvars, self.equation(eqn, [read(atom) for atom in eqn.invars]), strict=True))
-        return [read(atom) for atom in jaxpr.outvars]
+        return ir.run(jaxpr, consts, args, self.equation, np.asarray)
 
     def equation(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         method: Callable[..., Sequence[Any]] | None = getattr(self, f"_{eqn.primitive.name}", None)
@@ -144,10 +132,10 @@ class _Step(_Values):
             if key not in self._counted:
                 self._counted[key] = _moved(eqn, args)
             shapes = tuple(map(ir.shape_of, eqn.invars))
-            sizes = tuple(prod(ir.shape_of(atom)) * np.dtype(ir.dtype_of(atom)).itemsize for atom in eqn.invars)
+            sizes = tuple(bytes_of(atom.aval) for atom in eqn.invars)
             loaded, stored = self._counted[key]
             self._reads.append(KernelReads(eqn.params["name"], shapes, loaded, sizes, stored))
-        except (UncountedKernel, UnreadableKernel):
+        except UnreadableKernel:
             pass
         return [UNKNOWN] * len(eqn.outvars)
 
@@ -178,7 +166,7 @@ class _Instance(_Values):
     """One program instance; `moved` counts the bytes of its loads and stores.
 
     Attributes:
-        exact: raise `UncountedKernel` for an unknown condition or mask; else the greater branch counts, or all numbers.
+        exact: raise UnreadableKernel for an unknown condition or mask; else the greater branch counts, or all numbers.
     """
 
     ids: tuple[int | None, ...]
@@ -208,7 +196,7 @@ class _Instance(_Values):
     def _charge(self, kind: str, memory: _CountedMemory, var: Any, mask: Any = UNKNOWN) -> None:
         number = memory.number if kind == "load" else memory.result
         if kind == "load" and number is None and memory.result is not None:
-            raise UncountedKernel(f"it loads result {memory.result}, which has no operand's memory")
+            raise UnreadableKernel(f"it loads result {memory.result}, which has no operand's memory")
         if number is not None:
             numbers = prod(ir.shape_of(var)) if mask is UNKNOWN else int(np.count_nonzero(mask))
             size = numbers * np.dtype(ir.dtype_of(var)).itemsize
@@ -217,10 +205,13 @@ class _Instance(_Values):
     def _get(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, *indexers = args
         self._charge("load", memory, eqn.outvars[0])
-        if memory.content is UNKNOWN:
-            return [UNKNOWN]
-        transforms = jax.tree.unflatten(eqn.params["tree"], range(len(indexers)))
-        return [_indexed(memory.content, transforms, indexers, ir.shape_of(eqn.outvars[0]))]
+        content = memory.content
+        for transform in jax.tree.unflatten(eqn.params["tree"], indexers):
+            places = list(map(place_of, getattr(transform, "indices", [UNKNOWN])))
+            if content is UNKNOWN or any(place.start is UNKNOWN for place in places):
+                return [UNKNOWN]
+            content = np.asarray(content[tuple(map(numpy_index, places))])
+        return [content]
 
     def _masked_load(self, eqn: ir.JaxprEqn, args: list[Any]) -> Sequence[Any]:
         memory, _, _, _ = jax.tree.unflatten(eqn.params["args_tree"], args)
@@ -241,12 +232,12 @@ class _Instance(_Values):
         return self._exchanged(eqn, memory, self._mask(eqn, args, 3))
 
     def _mask(self, eqn: ir.JaxprEqn, args: list[Any], place: int) -> Any:
-        """Return the operand at `place`; raises UncountedKernel for an unknown mask if `exact`."""
+        """Return the operand at `place`; raises UnreadableKernel for an unknown mask if `exact`."""
         number = jax.tree.unflatten(eqn.params["args_tree"], range(len(args)))[place]
         if number is None:
             return UNKNOWN
         if self.exact and args[number] is UNKNOWN:
-            raise UncountedKernel(f"the mask at {ir.source_of(eqn)} is unknown")
+            raise UnreadableKernel(f"the mask at {ir.source_of(eqn)} is unknown")
         return args[number]
 
     def _exchanged(self, eqn: ir.JaxprEqn, memory: _CountedMemory, mask: Any) -> Sequence[Any]:
@@ -274,7 +265,7 @@ class _Instance(_Values):
         for branch in branches:
             moved, _ = self._part(branch, operands)
             if self.exact and branch is not branches[0] and moved != maximum:
-                raise UncountedKernel(f"the condition at {ir.source_of(eqn)} is unknown")
+                raise UnreadableKernel(f"the condition at {ir.source_of(eqn)} is unknown")
             maximum = {key: max(maximum.get(key, 0), moved.get(key, 0)) for key in {*maximum, *moved}}
         self._include(maximum, 1)
         return [UNKNOWN] * len(eqn.outvars)
@@ -322,13 +313,13 @@ class _Instance(_Values):
                 return carry
             moved, carry = turn(carry)
             self._include(moved, 1)
-        raise UncountedKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
+        raise UnreadableKernel(f"the number of iterations at {ir.source_of(eqn)} is unknown, or above {MAX_TURNS}")
 
     def _repeat(self, turn: Callable[[list[Any]], tuple[_Moved, list[Any]]], carry: list[Any], times: int):
         """Add loads and stores of all iterations; equal iterations run once."""
         try:
             moved, _ = turn([arg if isinstance(arg, _CountedMemory) else UNKNOWN for arg in carry])
-        except UncountedKernel:
+        except UnreadableKernel:
             if times > MAX_TURNS:
                 raise
             for _ in range(times):
@@ -346,23 +337,6 @@ def _counted_turns(eqn: ir.JaxprEqn, consts: Sequence[Any], carry: Sequence[Any]
     inputs = ir.closed(eqn.params["cond_jaxpr"]).jaxpr.invars
     first, last = carry[number], end.val if isinstance(end, ir.Literal) else [*consts, *carry][inputs.index(end)]
     return None if first is UNKNOWN or last is UNKNOWN else max(0, int(last) - int(first))
-
-
-def _indexed(content: np.ndarray, transforms: Any, indexers: Sequence[Any], shape: tuple[int, ...]) -> Any:
-    transforms = jax.tree.leaves(transforms, is_leaf=lambda leaf: hasattr(leaf, "indices"))
-    transforms = [transform for transform in transforms if hasattr(transform, "indices")]
-    if not transforms:
-        return content
-    places: list[Any] = []
-    for index in transforms[0].indices:
-        start = getattr(index, "start", index)
-        value = indexers[start] if isinstance(start, int) and not hasattr(index, "size") else start
-        if hasattr(index, "size"):
-            value = start if index.is_dynamic_start is False else indexers[start]
-        if value is UNKNOWN:
-            return UNKNOWN
-        places.append(slice(int(value), int(value) + index.size) if hasattr(index, "size") else value)
-    return np.asarray(content[tuple(places)]).reshape(shape)
 
 
 def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tuple[int, ...]]:
@@ -384,12 +358,12 @@ def _moved(eqn: ir.JaxprEqn, args: Sequence[Any]) -> tuple[tuple[int, ...], tupl
         for chosen, numbered in ((axes, False), (axes | {0}, True), (all_axes, True)):
             try:
                 moved = _sum_moved(jaxpr, blocks, arrays, memories, grid, chosen, numbered, exact)
-            except UncountedKernel:
+            except UnreadableKernel:
                 continue
             counts = ("load", len(blocks)), ("store", mapping.num_outputs)
             loaded, stored = (tuple(moved.get((kind, k), 0) for k in range(count)) for kind, count in counts)
             return loaded, stored
-    raise UncountedKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
+    raise UnreadableKernel(f"loops of {eqn.params['name']} have unknown numbers of iterations")
 
 
 def _sum_moved(

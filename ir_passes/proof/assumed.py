@@ -59,13 +59,15 @@ def assumed_of(bound: BoundContract) -> list[Statement]:
 
 def noted_kernels(kernels: ReadKernels) -> Iterator[Statement]:
     """Yield a note for each read kernel."""
-    for eqn in kernels.read:
+    for eqn, _ in kernels.read:
         yield Note.KERNEL_READ.statement(f"{exact_name(eqn)}, called at {ir.source_of(eqn)}")
 
 
 def assumed_grids(kernels: ReadKernels) -> Iterator[Statement]:
     """Yield the assumptions about each kernel with a declared grid."""
-    for eqn, written in kernels.declared:
+    for eqn, written in kernels.read:
+        if written is None:
+            continue
         place = f"{exact_name(eqn)}, called at {ir.source_of(eqn)}"
         yield Assumption.COMPUTED_GRID.statement(place)
         if written:

@@ -1,8 +1,8 @@
 """Batching of loops over sequences: equal work of all lanes in one operation."""
 
+from collections import defaultdict
 from collections.abc import Container, Sequence
-from itertools import groupby
-from typing import cast
+from typing import Any, cast
 
 import jax
 from jax import lax
@@ -13,8 +13,8 @@ from ir_passes.jaxpr import ir, rewriting
 from ir_passes.jaxpr.primitives import OPAQUE, WRITES
 from ir_passes.jaxpr.rewriting import emit, rename, renamed
 from ir_passes.rewrites.graph import Graph, Say, quiet
-from ir_passes.rewrites.lane_work import Different, LaneOwners, SameWork, updates_of
-from ir_passes.rewrites.pool_access import Box, PoolAccesses
+from ir_passes.rewrites.lane_owners import Box, LaneOwners
+from ir_passes.rewrites.lane_work import Different, SameWork, updates_of
 
 
 def rebatch(graph: Graph, say: Say = quiet) -> Graph:
@@ -40,8 +40,11 @@ def rebatch(graph: Graph, say: Say = quiet) -> Graph:
 
 def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
     """Rewrite the first level of batchable work, or return None."""
-    owners = LaneOwners(PoolAccesses(graph))
-    for _, work in sorted(owners.levels.items()):
+    owners = LaneOwners(graph)
+    levels = defaultdict[int, SameWork](lambda: SameWork(owners))
+    for level, eqn, lane in owners.work:
+        levels[level].add(eqn, lane)
+    for _, work in sorted(levels.items()):
         if not all(any(map(owners.is_work, eqns.values())) for eqns in work.lanes):
             continue
         try:
@@ -55,7 +58,7 @@ def _rewrite_first(graph: Graph, say: Say, reasons: list[str]) -> Graph | None:
         except Different as difference:
             reasons.append(str(difference))
             continue
-        entries = (graph.bound.inputs[owners.accesses.versions[pool]].entry for pool in pools)
+        entries = (graph.bound.inputs[owners.versions[pool]].entry for pool in pools)
         names = dict.fromkeys(repr(getattr(entry, "group", "")) for entry in entries)
         of_pools = f" of pool{'s' * (len(names) > 1)} {', '.join(names)}" if names else ""
         say(f"re-batched {owners.lanes} lanes x {work.count} equations{of_pools}")
@@ -95,19 +98,20 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
         Different: a row is written before a read.
     """
     jaxpr, owners = graph.program.jaxpr, work.owners
-    lane_0, inputs = list(work.lanes[0].values()), work.inputs()
+    lane_0 = list(work.lanes[0].values())
     boxes = [(eqn, box) for eqn in lane_0 if (box := work.box(eqn)) is not None]
     needed = [work.first_version(eqn.invars[0])[0] for eqn, _ in boxes]
     needed += [box.map for _, box in boxes if box.map is not None]
     needed += [var for eqn in lane_0 for var in work.operands(eqn) if var not in owners.lane_of]
-    needed += [source for var in inputs for source in work.sources(var)]
+    needed += [source for sources, _ in work.inputs().values() for source in sources]
     joins, pieces = _results(graph, work)
 
     def run(*values: jax.Array) -> list[jax.Array]:
-        all_lanes = BatchedWork(work, dict(zip(operands, values, strict=True)))
-        results = [all_lanes.arrays[version] for version in pools]
-        results += [_joined(eqn, all_lanes.each(eqn.invars[0])) for eqn in joins]
-        lanes = [(all_lanes.each(work.by_lane(var)[0]), owners.lane_of[var]) for var in pieces]
+        outputs: list[Any] = [(eqn.invars[0], eqn.params.get("axis", eqn.params.get("dimension"))) for eqn in joins]
+        outputs += [(work.by_lane(var)[0], 0) for var in pieces]
+        results, stacked = _run_lanes(work, dict(zip(operands, values, strict=True)), list(pools), outputs)
+        results += [lax.reshape(value, ir.shape_of(eqn.outvars[0])) for eqn, value in zip(joins, stacked, strict=False)]
+        lanes = zip(stacked[len(joins) :], (owners.lane_of[var] for var in pieces), strict=True)
         return results + [lax.index_in_dim(value, lane, keepdims=False) for value, lane in lanes]
 
     operands = list(dict.fromkeys(needed))
@@ -126,7 +130,7 @@ def _rewrite(graph: Graph, work: SameWork, pools: dict[ir.Var, ir.Var]) -> Graph
 def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.Var]]:
     """Return results that other equations read: joins of all lanes, and single variables."""
     variables = {var for eqn in graph.program.jaxpr.eqns if id(eqn) in work.lane_of for var in eqn.outvars}
-    results = variables - work.owners.accesses.versions.keys()
+    results = variables - work.owners.versions.keys()
     joins: list[ir.JaxprEqn] = []
     pieces = dict.fromkeys(var for var in ir.variables(graph.program.jaxpr.outvars) if var in results)
     for eqn in graph.program.jaxpr.eqns:
@@ -139,75 +143,71 @@ def _results(graph: Graph, work: SameWork) -> tuple[list[ir.JaxprEqn], list[ir.V
     return joins, list(pieces)
 
 
-def _joined(eqn: ir.JaxprEqn, value: jax.Array) -> jax.Array:
-    axis = eqn.params["axis" if eqn.primitive.name == "stack" else "dimension"]
-    return lax.reshape(jnp.moveaxis(value, 0, axis), ir.shape_of(eqn.outvars[0]))
+def _run_lanes(
+    work: SameWork, arrays: dict[ir.Var, jax.Array], pools: Sequence[ir.Var], outputs: Sequence[tuple[ir.Var, int]]
+) -> tuple[list[jax.Array], list[jax.Array]]:
+    """Run lane 0's equations for all lanes; return last versions of pools, and outputs.
+
+    Args:
+        arrays: variable of no lane -> array; first version of a pool -> pool; other lanes' inputs.
+        pools: first versions.
+        outputs: variables of lane 0, each with the axis of lanes in the result.
+    """
+    eqns = [(eqn, work.box(eqn)) for eqn in work.lanes[0].values()]
+    maps = list(dict.fromkeys(box.map for _, box in eqns if box is not None))
+    inputs = work.inputs()
+    parts_of = [([arrays[source] for source in sources], axis) for sources, axis in inputs.values()]
+    stacked = [jnp.stack(parts) if axis is None else parts[0] for parts, axis in parts_of]
+
+    def lane(rows: list[jax.Array], values: list[jax.Array]) -> tuple[list[jax.Array], list[jax.Array]]:
+        row_of, env = dict(zip(maps, rows, strict=True)), dict(arrays)
+        env.update((var, lax.reshape(value, ir.shape_of(var))) for var, value in zip(inputs, values, strict=True))
+        for eqn, box in eqns:
+            if box is None:
+                operands = [None if isinstance(atom, ir.Literal) else env[atom] for atom in eqn.invars]
+                env.update(zip(eqn.outvars, rewriting.eval_eqn(eqn, *operands), strict=True))
+            else:
+                _access(work, eqn, box, row_of[box.map], env)
+        return [env[version] for version in pools], [env[var] for var, _ in outputs]
+
+    axes = [axis or 0 for _, axis in inputs.values()], [axis for _, axis in outputs]
+    rows = [_rows(len(work.lanes), None if slots is None else arrays[slots]) for slots in maps]
+    return jax.vmap(lane, in_axes=(0, axes[0]), out_axes=(None, axes[1]))(rows, stacked)
 
 
-class BatchedWork:
-    """Lane 0's equations, run for all lanes.
+def _rows(lanes: int, slots: jax.Array | None) -> jax.Array:
+    return lax.iota(jnp.int32, lanes) if slots is None else slots
+
+
+def _access(work: SameWork, eqn: ir.JaxprEqn, box: Box, row: jax.Array, env: dict[ir.Var, jax.Array]) -> None:
+    """Read or write a lane's row, under `jax.vmap` the rows of all lanes at once.
 
     An out-of-range row index never reaches another lane's row: a read is filled (NaN; the smallest integer), a write is
     dropped, and nothing wraps.
-
-    Attributes:
-        arrays: variable of no lane -> array; first version of a pool -> current version; other lanes' inputs.
-        batched: variable of lane 0 -> values of all lanes, [lanes, ...].
     """
+    (version, _), starts = work.first_version(eqn.invars[0]), cast(Sequence[int], box.starts)
+    pool = env[version]
+    partial = [dim for dim in range(pool.ndim) if box.sizes[dim] < pool.shape[dim] and starts[dim] != 0]
+    dims, window = tuple(sorted({box.axis, *partial})), tuple(range(pool.ndim))
+    columns = [row if dim == box.axis else jnp.full_like(row, starts[dim]) for dim in dims]
+    index = lax.concatenate([column[None] for column in columns], 0)
+    if eqn.primitive.name not in WRITES:
+        part = lax.gather(pool, index, lax.GatherDimensionNumbers(window, (), dims), box.sizes, mode="fill")
+        env[eqn.outvars[0]] = lax.reshape(part, ir.shape_of(eqn.outvars[0]))
+        return
+    kind = eqn.primitive.name.replace("dynamic_update_slice", "scatter").replace("-", "_")
+    numbers = lax.ScatterDimensionNumbers(tuple(dim + 1 for dim in window), (), dims)
 
-    def __init__(self, work: SameWork, arrays: dict[ir.Var, jax.Array]) -> None:
-        self.work, self.arrays, self.lanes = work, arrays, len(work.lanes)
-        self.batched = {var: self._input(var) for var in work.inputs()}
-        for box, eqns in groupby(work.lanes[0].values(), key=work.box):
-            if box is None:
-                self._run(list(eqns))
-                continue
-            for eqn in eqns:
-                self._access(eqn, box)
+    def write_lanes(lanes: int, is_batched: Sequence[bool], pool: Any, index: Any, update: Any) -> tuple[Any, bool]:
+        update = update if is_batched[2] else jnp.broadcast_to(update[None], (lanes, *update.shape))
+        return getattr(lax, kind)(pool, index, update, numbers, mode="drop", unique_indices=True), False
 
-    def each(self, atom: ir.Atom) -> jax.Array:
-        """Return a value of lane 0 for all lanes, [lanes, ...]."""
-        if not isinstance(atom, ir.Literal) and atom in self.batched:
-            return self.batched[atom]
-        value = jnp.asarray(atom.val, ir.dtype_of(atom)) if isinstance(atom, ir.Literal) else self.arrays[atom]
-        return jnp.broadcast_to(value[None], (self.lanes, *value.shape))
-
-    def _input(self, var: ir.Var) -> jax.Array:
-        entry, arrays = self.work.owners.entry(var), [self.arrays[source] for source in self.work.sources(var)]
-        if entry is None:
-            return lax.concatenate([array[None] for array in arrays], 0)
-        return lax.reshape(jnp.moveaxis(arrays[0], entry[1], 0), (self.lanes, *ir.shape_of(var)))
-
-    def _run(self, eqns: Sequence[ir.JaxprEqn]) -> None:
-        results = dict.fromkeys(var for eqn in eqns for var in eqn.outvars if not isinstance(var, ir.DropVar))
-        operands = dict.fromkeys(var for eqn in eqns for var in ir.variables(eqn.invars) if var not in results)
-        axes = [0 if var in self.batched else None for var in operands]
-        run = jax.vmap(rewriting.run_eqns(eqns, list(operands), list(results)), in_axes=axes, axis_size=self.lanes)
-        values = [(self.batched if var in self.batched else self.arrays)[var] for var in operands]
-        self.batched.update(zip(results, run(*values), strict=True))
-
-    def _rows(self, box: Box) -> jax.Array:
-        return lax.iota(jnp.int32, self.lanes) if box.map is None else self.arrays[box.map]
-
-    def _access(self, eqn: ir.JaxprEqn, box: Box) -> None:
-        """Read or write the rows of all lanes at once."""
-        (version, _), rows = self.work.first_version(eqn.invars[0]), self._rows(box)
-        starts = cast(Sequence[int], box.starts)
-        pool = self.arrays[version]
-        partial = [dim for dim in range(pool.ndim) if box.sizes[dim] < pool.shape[dim] and starts[dim] != 0]
-        dims, window = tuple(sorted({box.axis, *partial})), tuple(range(1, pool.ndim + 1))
-        columns = [rows if dim == box.axis else jnp.full_like(rows, starts[dim]) for dim in dims]
-        index = lax.concatenate([column[:, None] for column in columns], 1)
-        if eqn.primitive.name not in WRITES:
-            numbers = lax.GatherDimensionNumbers(window, (), dims)
-            values = lax.gather(pool, index, numbers, box.sizes, mode="fill")
-            self.batched[eqn.outvars[0]] = lax.reshape(values, (self.lanes, *ir.shape_of(eqn.outvars[0])))
-            return
-        (update,) = eqn.invars[updates_of(eqn)]
-        values = lax.reshape(self.each(update), (self.lanes, *box.sizes))
-        kind = eqn.primitive.name.replace("dynamic_update_slice", "scatter").replace("-", "_")
-        scatter, numbers = getattr(lax, kind), lax.ScatterDimensionNumbers(window, (), dims)
-        self.arrays[version] = scatter(pool, index, values, numbers, mode="drop", unique_indices=True)
+    # `jax.vmap` copies an array for each lane that writes to it
+    write = jax.custom_batching.custom_vmap(lambda pool, index, update: pool)
+    write.def_vmap(write_lanes)
+    (update,) = eqn.invars[updates_of(eqn)]
+    value = jnp.asarray(update.val, ir.dtype_of(update)) if isinstance(update, ir.Literal) else env[update]
+    env[version] = write(pool, index, lax.reshape(value, box.sizes))
 
 
 def split_at(

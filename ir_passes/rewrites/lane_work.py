@@ -1,109 +1,15 @@
-"""Lane of each equation, and the correspondence of all lanes' equal equations.
-
-A value belongs to lane b if it depends on lane b alone by the lane proof. Entries of an array along its lane axis, and
-entries of slot maps, are inputs of the lanes' work.
-
-The level of an equation counts how often lanes were mixed before it. Equations of one lane and level can all run before
-the equations that mix their results.
-"""
+"""Correspondence of all lanes' equal equations."""
 
 from collections import Counter, defaultdict
 from collections.abc import Hashable
-from math import prod
-from typing import Any, cast
-
-import jax.numpy as jnp
+from typing import cast
 
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import computing_params
 from ir_passes.jaxpr.dtypes import to_numpy
 from ir_passes.jaxpr.fingerprint import fingerprint
-from ir_passes.jaxpr.primitives import PARTS, WRITES
-from ir_passes.rewrites.pool_access import Box, PoolAccesses
-
-_CUTS = PARTS | {"dynamic_slice"}
-_SELECTING = _CUTS | {"squeeze", "reshape", "broadcast_in_dim"}
-"""Primitives that select a part of an array and compute nothing."""
-
-
-class LaneOwners:
-    """Lanes and levels of a graph's equations.
-
-    Attributes:
-        lane_of: variable -> lane; versions of pools have none.
-        levels: work of each level, without the equations that make entries.
-        selected: cuts out of arrays and entries of slot maps, and parts of them.
-        boxes: id of an equation -> part of its lane's row.
-    """
-
-    def __init__(self, accesses: PoolAccesses) -> None:
-        self.accesses, self.lanes = accesses, accesses.graph.bound.lanes
-        self.lane_of: dict[ir.Var, int] = {}
-        self.levels = defaultdict[int, SameWork](lambda: SameWork(self))
-        self.selected: set[ir.Var] = set()
-        self.boxes: dict[int, Box] = {}
-        self._cuts: dict[int, tuple[Any, int]] = {}  # number of a value -> array that it was cut out of, lane axis
-        level_of, written = dict[ir.Var, int](), set[ir.Var]()  # versions of pools that one lane wrote
-        for eqn in accesses.graph.program.jaxpr.eqns:
-            operands = ir.variables(eqn.invars)
-            sources = [var for var in operands if var in self.lane_of]
-            lane = self._lane(eqn, {self.lane_of[var] for var in sources})
-            is_boxed = id(eqn) in self.boxes
-            mixed = set() if is_boxed else written.union(sources if lane is None else ())
-            level = max((level_of.get(var, 0) + (var in mixed) for var in operands), default=0)
-            level_of.update(dict.fromkeys(eqn.outvars, level))
-            if not sources and not is_boxed:
-                self._cut(eqn)
-            elif lane is not None:
-                is_entry = not is_boxed and self.entry(eqn.outvars[0]) is not None
-                is_part = eqn.primitive.name in _SELECTING and not is_boxed and self.selected.issuperset(sources)
-                if is_entry or is_part:
-                    self.selected.update(eqn.outvars)
-                if not is_entry:
-                    self.levels[level].add(eqn, lane)
-                versions = {var for var in eqn.outvars if var in accesses.versions}
-                written |= versions
-                self.lane_of.update((var, lane) for var in eqn.outvars if var not in versions)
-
-    def entry(self, var: ir.Var) -> tuple[Any, int] | None:
-        """Return the array and axis that a variable is the lane's entry of, else None.
-
-        The variable may be reshaped.
-        """
-        value = self.accesses.value(var)
-        slots = self.accesses.slot_map(value) if ir.shape_of(var) == () else None
-        entry = self._cuts.get(value.number) if slots is None else (slots, 0)
-        size = self.lanes * prod(ir.shape_of(var))
-        is_whole = entry and prod(ir.shape_of(entry[0])) == size and ir.dtype_of(entry[0]) == ir.dtype_of(var)
-        return entry if is_whole else None
-
-    def is_work(self, eqn: ir.JaxprEqn) -> bool:
-        """True for an access to a pool, or a computation other than of an index."""
-        is_index = all(
-            prod(ir.shape_of(var)) == 1 and not jnp.issubdtype(ir.dtype_of(var), jnp.inexact) for var in eqn.outvars
-        )
-        return id(eqn) in self.boxes or not (eqn.primitive.name in _SELECTING or is_index)
-
-    def _lane(self, eqn: ir.JaxprEqn, lanes: set[int]) -> int | None:
-        """Return the lane of an equation with operands of `lanes`; record its box."""
-        row = self.accesses.box(eqn)
-        owners = {self.accesses.lane(var) for var in eqn.outvars} if row is None else {row[0]}
-        if len(owners) != 1 or not owners >= lanes or eqn.effects:
-            return None
-        if row is not None:
-            self.boxes[id(eqn)] = row[1]
-        return owners.pop()
-
-    def _cut(self, eqn: ir.JaxprEqn) -> None:
-        """Record the parts of lanes that an equation cuts out of an array."""
-        for var in eqn.outvars if eqn.primitive.name in _CUTS else ():
-            lane, axis = self.accesses.lane(var), self.accesses.lane_axis(eqn.invars[0])
-            if lane is None:
-                continue
-            self.lane_of[var] = lane
-            self.selected.add(var)
-            if axis is not None and (number := self.accesses.value(var).number):
-                self._cuts[number] = eqn.invars[0], axis
+from ir_passes.jaxpr.primitives import WRITES
+from ir_passes.rewrites.lane_owners import Box, LaneOwners
 
 
 class Different(Exception):
@@ -181,22 +87,18 @@ class SameWork:
         """Return the variables that an equation uses, of an access only the updates."""
         return ir.variables(eqn.invars[updates_of(eqn)] if self.box(eqn) else eqn.invars)
 
-    def inputs(self) -> list[ir.Var]:
-        """Return the variables of lane 0 that its equations use and do not make."""
-        eqns = self.lanes[0].values()
+    def inputs(self) -> dict[ir.Var, tuple[list[ir.Var], int | None]]:
+        """Return input of lane 0 -> array of all lanes' entries and its axis, or all lanes' inputs."""
+        eqns, owners = self.lanes[0].values(), self.owners
         results = {var for eqn in eqns for var in eqn.outvars}
         used = dict.fromkeys(var for eqn in eqns for var in self.operands(eqn))
-        return [var for var in used if var in self.owners.lane_of and var not in results]
+        entries = {var: owners.entry(var) for var in used if var in owners.lane_of and var not in results}
+        return {var: ([entry[0]], entry[1]) if entry else (self.by_lane(var), None) for var, entry in entries.items()}
 
     def by_lane(self, var: ir.Var) -> list[ir.Var]:
         """Return the variables of all lanes that correspond to one of them."""
         lanes = self._by_lane[self._forms[var]]
         return [lanes[lane] for lane in range(self.owners.lanes)]
-
-    def sources(self, var: ir.Var) -> list[ir.Var]:
-        """Return the array of all lanes' entries for an input, else the lanes' inputs."""
-        entry = self.owners.entry(var)
-        return self.by_lane(var) if entry is None else [entry[0]]
 
     def first_version(self, version: ir.Atom, lane: int = 0) -> tuple[ir.Var, int]:
         """Return a pool's version before this work, and the lane's number of writes since."""
@@ -229,7 +131,7 @@ class SameWork:
             if count != counts[first]:
                 raise Different(f"an old version of a row is read at {place}")
             counts[first] += eqn.primitive.name in WRITES
-        jaxpr, middle = self.owners.accesses.graph.program.jaxpr, self.writes.keys() & updated
+        jaxpr, middle = self.owners.graph.program.jaxpr, self.writes.keys() & updated
         unmatched = [(eqn.invars, ir.source_of(eqn)) for eqn in jaxpr.eqns if id(eqn) not in self.lane_of]
         for atoms, place in (*unmatched, (jaxpr.outvars, "the end")):
             if not middle.isdisjoint(ir.variables(atoms)):
@@ -245,7 +147,7 @@ class SameWork:
         if isinstance(atom, ir.Literal):
             return to_numpy(atom.val).tobytes()
         if atom not in self.owners.lane_of:
-            return "shared", self.owners.accesses.value(atom).number
+            return "shared", self.owners.value(atom).number
         if atom not in self._forms:
             entry = self.owners.entry(atom)
             self._counts[lane] += entry is None

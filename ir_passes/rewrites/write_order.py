@@ -58,7 +58,7 @@ class _WriteOrder:
         if self._copy_writes():
             self._read()
         self._used = {var for eqn in self.eqns for var in ir.variables(eqn.invars)}
-        written = defaultdict[int, set[int]](set)  # id of an equation -> versions that it alone writes
+        written = defaultdict[int, set[ir.Var]](set)  # id of an equation -> versions that it alone writes
         for version, writes in self._writes.items():
             if len(writes) == 1:
                 written[id(writes[0])].add(version)
@@ -68,7 +68,7 @@ class _WriteOrder:
     def _read(self) -> None:
         """Find versions of pools and their writes; order the bodies of loops."""
         starts = (self._jaxpr.invars[start] for start, _ in self._pools)
-        self._version = {var: number for number, var in enumerate(starts)}  # variable -> version
+        self._version = {var: var for var in starts}  # variable -> version, the first of its views
         self._links: list[tuple[ir.JaxprEqn, Any, ir.Var]] = []  # equation, version before it, version after it
         for index, eqn in enumerate(self.eqns):
             pairs = self._successors(eqn)
@@ -76,12 +76,11 @@ class _WriteOrder:
                 eqn = self.eqns[index] = self._with_ordered_body(eqn)
             for version, successor in pairs:
                 self._links.append((eqn, version, successor))
-                new = len(self._links) + len(self._pools)
-                self._version[successor] = self._version[version] if is_view(eqn) else new
+                self._version[successor] = self._version[version] if is_view(eqn) else successor
         path = {id(self._jaxpr.outvars[end]) for _, end in self._pools}  # versions that become a result
         for _, version, successor in reversed(self._links):
             path |= {id(version)} if id(successor) in path else set()
-        self._writes: dict[int, list[ir.JaxprEqn]] = {}  # version -> equations that write it
+        self._writes: dict[ir.Var, list[ir.JaxprEqn]] = {}  # version -> equations that write it
         for eqn, version, successor in self._links:
             writes = self._writes.setdefault(self._version[version], [])
             is_write = id(successor) in path and self._version[version] != self._version[successor]

@@ -4,7 +4,7 @@ Moves are repeated on tags. A computation with pool rows compares their labels, 
 write stores the labels of moved rows, and the lane's stamp for computed values.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
 import jax.numpy as jnp
@@ -51,23 +51,11 @@ class Interpreter:
     def run(
         self, program: ir.ClosedJaxpr, values: Sequence[Any], tags: Sequence[Tags | None]
     ) -> tuple[list[Any], list[Tags | None]]:
-        jaxpr = program.jaxpr
-        environment: dict[Any, Any] = dict(zip(jaxpr.constvars, program.consts, strict=True))
-        environment |= dict(zip(jaxpr.invars, values, strict=True))
-        tagged: dict[Any, Tags | None] = dict(zip(jaxpr.invars, tags, strict=True))
+        def equation(eqn: ir.JaxprEqn, operands: list[tuple[Any, Tags | None]]) -> Iterable[tuple[Any, Tags | None]]:
+            return zip(*self.equation(eqn, [value for value, _ in operands], [tag for _, tag in operands]), strict=True)
 
-        def read(atom: ir.Atom) -> tuple[Any, Tags | None]:
-            if isinstance(atom, ir.Literal):
-                return atom.val, _literal(atom.val)
-            return environment[atom], tagged.get(atom)
-
-        for eqn in jaxpr.eqns:
-            operands = [read(atom) for atom in eqn.invars]
-            outs, out_tags = self.equation(eqn, [value for value, _ in operands], [tag for _, tag in operands])
-            for var, value, tag in zip(eqn.outvars, outs, out_tags, strict=True):
-                if not isinstance(var, ir.DropVar):
-                    environment[var], tagged[var] = value, tag
-        results = [read(atom) for atom in jaxpr.outvars]
+        consts, args = ((const, None) for const in program.consts), zip(values, tags, strict=True)
+        results = ir.run(program.jaxpr, consts, args, equation, lambda value: (value, _literal(value)))
         return [value for value, _ in results], [tag for _, tag in results]
 
     def equation(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> tuple[list[Any], list]:
@@ -80,8 +68,7 @@ class Interpreter:
             return results
         if name in loops.RULES and any(tag is not None for tag in tags) and not _batched_loop(eqn):
             return loops.RULES[name](self.judge, self.run, eqn, values, tags)
-        out = iter(rewriting.eval_eqn(eqn, *values))
-        outs = [None if isinstance(var, ir.DropVar) else next(out) for var in eqn.outvars]
+        outs = rewriting.eval_eqn(eqn, *values)
         if all(tag is None for tag in tags):
             return outs, [None] * len(outs)
         return outs, self._tags(eqn, values, tags)

@@ -16,8 +16,9 @@ from zoo.program import LANES, VALUE, Program
 
 from ir_passes import Assumption, IsolationError, Lane, LaneContract, Note, Opaque, Pool, ViolationKind, prove_isolation
 from ir_passes.jaxpr import ir
+from ir_passes.kernels import program as kernel_programs
 from ir_passes.kernels import read_kernels
-from ir_passes.kernels.guesses import Guesses
+from ir_passes.kernels.guesses import guesses_of
 
 PROGRAMS = zoo.PROGRAMS + whole_kernels.PROGRAMS + grid_kernels.PROGRAMS + shared_blocks.PROGRAMS
 
@@ -188,6 +189,8 @@ def test_a_wrong_guess_of_blocks_is_refused(guess: Any, monkeypatch: pytest.Monk
         out[pl.program_id(0)] = x[pl.program_id(0)] * 2
 
     call = pl.pallas_call(body, grid=(LANES,), out_shape=jax.ShapeDtypeStruct((LANES, VALUE + 1), jnp.float32))
-    monkeypatch.setattr(Guesses, "cuts", lambda _: guess)
+    guesses = {array: [cut] for array, cut in guess.items()}
+    monkeypatch.setattr(kernel_programs, "guesses_of", lambda kernel: dict.fromkeys(guesses_of(kernel), []) | guesses)
     plain = read(lambda x: (call(x),), jnp.ones((LANES, VALUE + 1)))
-    assert not plain.read and len(plain.unread) == 1
+    (reason,) = plain.unread.values()
+    assert not plain.read and "cannot be cut" in reason

@@ -18,6 +18,7 @@ from counted_kernels import (
     experts,
     over_a_context,
     over_a_range,
+    part_of_a_part,
 )
 from jax import numpy as jnp
 from jax import ref
@@ -66,3 +67,7 @@ def test_loads_of_a_small_operand_come_from_the_cache() -> None:
 
 def test_a_kernel_with_an_unknown_number_of_iterations_is_not_counted() -> None:
     assert counted(over_a_range, experts(8), (None, None, None)) == []
+
+
+def test_a_number_in_a_part_of_a_part_is_read() -> None:
+    assert part_of_a_part(np.array([5, 3, 7, 9], np.int32)).loaded == (4, 3 * 4 * WIDTH)

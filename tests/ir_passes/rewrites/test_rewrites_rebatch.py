@@ -13,11 +13,10 @@ from rewritten_steps import assert_same, brackets, copies, graph_of, primitives,
 from ir_passes import Lane, LaneContract, Pool, Shared, SlotMap, rowwise
 from ir_passes.jaxpr import ir
 from ir_passes.jaxpr import primitives as primitive_table
-from ir_passes.rewrites import rebatch
-from ir_passes.rewrites.batching import BatchedWork
+from ir_passes.rewrites import batching, rebatch
 from ir_passes.rewrites.graph import Graph
+from ir_passes.rewrites.lane_owners import LaneOwners
 from ir_passes.rewrites.lane_work import SameWork
-from ir_passes.rewrites.pool_access import PoolAccesses
 
 ARGS = (pool(), slots(), x())
 ROWS = LaneContract((Pool("p"), Shared(), Lane()), (Pool("p"), Lane()))
@@ -431,7 +430,7 @@ def test_effects_keep_their_order_and_their_values() -> None:
     assert prints == [f"{i} {{}}" for i in range(LANES)]
 
 
-form, box_of = SameWork._form, PoolAccesses.box
+form, box_of = SameWork._form, LaneOwners.box
 
 
 def careless_of_literals(self, atom, lane):
@@ -448,10 +447,10 @@ def careless_of_order(self):
 
 
 @pytest.mark.parametrize(("where", "label", "instead", "step"), [
-    (PoolAccesses, "box", careless_of_starts, other_part),
+    (LaneOwners, "box", careless_of_starts, other_part),
     (SameWork, "_form", careless_of_literals, other_constant),
     (SameWork, "last_versions", careless_of_order, old_version),
-    (BatchedWork, "_rows", lambda self, box: jnp.arange(LANES, dtype=jnp.int32), per_sequence_loop),
+    (batching, "_rows", lambda lanes, slots: jnp.arange(lanes, dtype=jnp.int32), per_sequence_loop),
 ], ids=["box", "operand", "order", "rows"])  # fmt: skip
 def test_broken_passes_are_seen(where, label, instead, step, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(where, label, instead)

@@ -10,7 +10,7 @@ from zoo.real_models import MODELS, steps
 
 from ir_passes import IsolationError
 from ir_passes.jaxpr import ir
-from ir_passes.rewrites.batching import BatchedWork
+from ir_passes.rewrites import batching
 from ir_passes.rewrites.graph import Graph
 from ir_passes.rewrites.pipeline import PassReport, run_passes
 
@@ -84,8 +84,8 @@ def test_every_step_of_every_model_is_proved_once_rewritten(model: str) -> None:
 
 
 def test_the_proof_stops_a_pass_that_mixes_lanes(monkeypatch: pytest.MonkeyPatch) -> None:
-    right = BatchedWork._rows
-    monkeypatch.setattr(BatchedWork, "_rows", lambda self, box: right(self, box)[::-1])
+    right = batching._rows
+    monkeypatch.setattr(batching, "_rows", lambda lanes, slots: right(lanes, slots)[::-1])
     with pytest.raises(IsolationError) as raised:
         rewritten(PROGRAMS["loop over lanes, unrolled"])
     assert raised.value.__notes__ == ["the graph is the result of rebatch"]

@@ -110,9 +110,8 @@ class _Frame:
                 _store(self._body(i, 0, cast(ir.ClosedJaxpr, ir.body_of(eqn))).run(operands), results)
             case _:
                 values = rewriting.eval_eqn(eqn, *(place.read() for place in operands))
-                js = [j for j, var in enumerate(eqn.outvars) if not isinstance(var, ir.DropVar)]
-                for j, value in zip(js, values, strict=True):
-                    results[j].write(value)
+                for value, target in zip(values, results, strict=True):
+                    target.write(value)
 
     def _scan(self, i: int, eqn: ir.JaxprEqn, operands: list[_Place], results: list[_Place]) -> None:
         """Run a scan: carries in the results, `xs` and `ys` in place."""

@@ -138,3 +138,14 @@ def exchanged(exchange: Callable[..., Any]) -> KernelReads:
 
     run = gpu_call(exchange_kernel, (1,), [None], [(None, array(WIDTH)), (None, 0)], interpret=False)
     return counted_kernel(run, (array(WIDTH),), (None,))
+
+
+def part_of_a_part(counts: np.ndarray) -> KernelReads:
+    """Count a kernel that reads its operand as often as the second count, the first of the last ones, has it."""
+
+    def kernel(numbers: Any, x: Any, out: Any) -> None:
+        times = numbers.at[pl.ds(1, len(counts) - 1)][0]
+        out[...] = lax.fori_loop(0, times, lambda _, total: total + x[...], jnp.zeros(out.shape))
+
+    run = gpu_call(kernel, (1,), [None] * 2, [(None, array(WIDTH))], interpret=False)
+    return counted_kernel(run, (array(len(counts), dtype=jnp.int32), array(WIDTH)), (counts, None))

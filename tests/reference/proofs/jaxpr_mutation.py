@@ -147,9 +147,7 @@ def _with_first(eqn: ir.JaxprEqn, operand: int, dim: int) -> ir.JaxprEqn:
         return rewriting.eval_eqn(eqn, *values[:operand], first, *values[operand + 1 :])
 
     (call,) = ir.trace(jax.jit(changed), *(atom.aval for atom in eqn.invars)).jaxpr.eqns
-    return call.replace(
-        invars=list(eqn.invars), outvars=[var for var in eqn.outvars if not isinstance(var, ir.DropVar)]
-    )
+    return call.replace(invars=list(eqn.invars), outvars=list(eqn.outvars))
 
 
 def _parameter_changes(eqn: ir.JaxprEqn) -> Iterator[tuple[str, dict[str, Any]]]:

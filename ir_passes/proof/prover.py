@@ -41,6 +41,10 @@ class RowAccess:
     lane: OneLane | None
     site: Any
 
+    @property
+    def row(self) -> tuple[Leaf, bool, Hashable]:
+        return self.leaf, self.write, self.coordinate
+
 
 @dataclass
 class Prover:

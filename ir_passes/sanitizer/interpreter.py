@@ -33,6 +33,7 @@ from ir_passes.sanitizer.tags import (
     nobody,
     numpy_of,
     pools_of,
+    range_along,
     range_of,
     ranked,
     zero,
@@ -110,7 +111,7 @@ class Interpreter:
             joined = self._join(eqn, aligned, separate=jnp.issubdtype(jnp.result_type(values[-1]), jnp.inexact))
             return [joined] * len(eqn.outvars)
         if name == "dot_general":
-            summed = [self._contract(eqn, side, tag) for side, tag in enumerate(tags)]
+            summed = [self._contract(eqn, side, tag, values[side]) for side, tag in enumerate(tags)]
             return [self._join(eqn, [_dot_side(eqn, side, tag) for side, tag in enumerate(summed)], separate=False)]
         mask = self._reading(eqn, values) if name in OPAQUE else None
         used = [
@@ -122,9 +123,9 @@ class Interpreter:
         if name == "bitcast_convert_type":
             axes = (rank,)
         if name in CUMULATIVE and first is not None:
-            return [computed(common_along(first.lanes, (eqn.params["axis"],)), first.derived)]
+            return [computed(self._common(eqn, first, (eqn.params["axis"],), values[0]), first.derived)]
         if axes is not None and first is not None and len(used) == 1:
-            return [computed(common_along(first.lanes, axes).squeeze(tuple(axes)), first.derived)]
+            return [computed(self._common(eqn, first, axes, values[0]).squeeze(tuple(axes)), first.derived)]
         return [None] * len(eqn.outvars)
 
     def _reading(self, eqn: ir.JaxprEqn, values: list[Any]) -> Ints | None:
@@ -145,11 +146,18 @@ class Interpreter:
             self.judge.compare_lanes(eqn, "mixes two lanes", high, low)
         return computed(numpy_of(high, low).where(high == low, high, np.int32(UNKNOWN)), derived)
 
-    def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None) -> Tags | None:
+    def _contract(self, eqn: ir.JaxprEqn, side: int, tags: Tags | None, value: Any) -> Tags | None:
         axes = tuple(eqn.params["dimension_numbers"][0][side])
         if tags is None or all(tags.shape[axis] == 1 for axis in axes):
             return tags
-        return computed(common_along(self.judge.use(eqn, tags).lanes, axes), tags.derived)
+        return computed(self._common(eqn, self.judge.use(eqn, tags), axes, value), tags.derived)
+
+    def _common(self, eqn: ir.JaxprEqn, tags: Tags, axes: Sequence[int], value: Any) -> Ints:
+        """Return the lanes of a sum over axes; states of several lanes do not meet."""
+        # masks keep packed tokens of other lanes out of a sum
+        if tags.derived and not self.judge.packed and jnp.issubdtype(jnp.result_type(value), jnp.inexact):
+            self.judge.compare_lanes(eqn, "mixes two lanes", *range_along(tags.lanes, axes))
+        return common_along(tags.lanes, axes)
 
     def _select(self, eqn: ir.JaxprEqn, values: list[Any], tags: list[Tags | None]) -> Tags | None:
         """Return the tags of a select: whole rows move, mixed rows are computed."""

@@ -17,7 +17,7 @@ from ir_passes.contract.opaque import donors, fits
 from ir_passes.jaxpr import ir, primitives
 from ir_passes.proof import refusals
 from ir_passes.proof.dims.classes import NAMED, Conflict, Dimension, fresh, met, runs_along, same, tie
-from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, window_of_scatter
+from ir_passes.proof.dims.rules import DIMENSION_RULES, Dims, exchanged_by_index, window_of_scatter
 from ir_passes.proof.violations import Place, Violation, violation_at
 
 Leaves = list[int | None]
@@ -135,6 +135,10 @@ class _Walk:
             window = window_of_scatter(eqn, x, operands[1], operands[2])
         # a part without a name may be of any dimension
         named = {axis: dim for axis, dim in window.items() if dim.size == x[axis].size or runs_along(dim)}
+        if eqn.primitive.name != "dynamic_update_slice":
+            rows = getattr(self.bound.inputs[pool].entry, "axis", -1)
+            exchanged = exchanged_by_index(eqn, x, operands[2], rows)
+            named |= {axis: Dimension(x[axis].size) for axis in exchanged}
         self.check(jaxpr, index, pool, named)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:

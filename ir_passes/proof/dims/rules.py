@@ -8,7 +8,18 @@ from typing import Any
 
 from ir_passes.jaxpr.mesh import array_axes_of
 from ir_passes.jaxpr.primitives import CUMULATIVE, DEVICE_SUMS, ELEMENTWISE, IDENTITIES, REDUCTIONS, SCATTERS
-from ir_passes.proof.dims.classes import Dimension, concatenated, fresh, met, part_of, reshape, same, tie, unify
+from ir_passes.proof.dims.classes import (
+    Dimension,
+    concatenated,
+    fresh,
+    met,
+    part_of,
+    reshape,
+    runs_along,
+    same,
+    tie,
+    unify,
+)
 
 Dims = tuple[Dimension, ...]
 Rule = Callable[..., list[Dims]]
@@ -36,9 +47,16 @@ def _elementwise(eqn: Any, *operands: Dims) -> list[Dims]:
     return [tuple(result) for _ in eqn.outvars]
 
 
-@_rule("rev", "sort", *IDENTITIES)
+@_rule("rev", *IDENTITIES)
 def _identity(eqn: Any, *operands: Dims) -> list[Dims]:
     return list(operands)
+
+
+@_rule("sort")
+def _sorted(eqn: Any, *operands: Dims) -> list[Dims]:
+    """Keep dimensions; a sort along merged dimensions may exchange them."""
+    along = int(eqn.params["dimension"])
+    return [tuple(_indexed(dim) if axis == along else dim for axis, dim in enumerate(x)) for x in operands]
 
 
 @_rule("bitcast_convert_type")
@@ -180,6 +198,21 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
     return {old: updates[new] for old, new in window}
 
 
+def exchanged_by_index(eqn: Any, x: Dims, updates: Dims, rows: int = -1) -> set[int]:
+    """Return indexed axes if indices may exchange the updates' named dimensions.
+
+    Args:
+        rows: the row axis of a pool.
+    """
+    n = eqn.params["dimension_numbers"]
+    indexed = [axis for axis in map(int, n.inserted_window_dims) if axis != rows and runs_along(x[axis])]
+    batch = [dim for axis, dim in enumerate(updates) if axis not in n.update_window_dims]
+    batch = [dim for axis, dim in enumerate(batch) if axis not in n.scatter_indices_batching_dims]
+    names = [runs_along(dim) for dim in batch if runs_along(dim) and not dim.repeated and dim.size > 1]
+    is_in_order = len(indexed) == 1 and all(name == runs_along(x[indexed[0]]) for name in names)
+    return set() if is_in_order or not names else set(indexed)
+
+
 def _put(x: Dims, window: dict[int, Dimension]) -> list[Dims]:
     """Write an array into a part of another, at any start along the other axes.
 
@@ -196,7 +229,8 @@ def _indexed(dim: Dimension) -> Dimension:
 
 @_rule(*SCATTERS)
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
-    return _put(x, window_of_scatter(eqn, x, indices, updates))
+    (result,), exchanged = _put(x, window_of_scatter(eqn, x, indices, updates)), exchanged_by_index(eqn, x, updates)
+    return [tuple(Dimension(dim.size, lost="") if axis in exchanged else dim for axis, dim in enumerate(result))]
 
 
 @_rule("dynamic_update_slice")

@@ -3,7 +3,7 @@
 More than 300 lines: the fixpoint of a loop, with the inputs and outputs of its body.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Container, Hashable, Iterable
 from dataclasses import replace
 from functools import partial
 from typing import Any
@@ -15,6 +15,7 @@ from ir_passes.jaxpr import ir
 from ir_passes.jaxpr.bodies import counts_up, maker
 from ir_passes.jaxpr.fingerprint import PLACES, fingerprint
 from ir_passes.proof import refusals
+from ir_passes.proof.concerned import pool_path
 from ir_passes.proof.intervals import FALSE, dtype_range, hull
 from ir_passes.proof.numbering import NONE, Number
 from ir_passes.proof.owners import Common, LaneRows, Mixed, OneLane, Owner, PoolRows, Symbol, axis_of, moved
@@ -104,9 +105,10 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     if len(branches) == 2 and test is not None and test.primitive.name == "convert_element_type":
         flag = prover.read(site.env, test.invars[0]) if ir.dtype_of(test.invars[0]) == np.bool_ else None
     initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)
-    consumed, merged = set(initially_consumed), None
+    consumed, merged, begins = set(initially_consumed), None, list[int]()
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
+        begins.append(len(prover.accesses))
         inputs = operands if flag is None else in_branch(site, flag, k == 1, operands)
         active = prover.active | (_active_lane(site, test) if flag is not None and k == 1 else set())
         with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
@@ -114,8 +116,26 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
-    writes = [record for record in prover.accesses[start:] if record.write]
-    return flowing(site, merged or [], index.owner, writes)
+    parts = list(zip(begins, [*begins[1:], len(prover.accesses)], strict=True))
+    in_all = set.intersection(*({access.row for access in prover.accesses[slice(*part)]} for part in parts))
+    for k, (begin, end) in enumerate(parts):
+        _place_writes(site, begin, end, ("branch", index.number, k), in_all)
+    return flowing(site, merged or [], index.owner, [record for record in prover.accesses[start:] if record.write])
+
+
+def _place_writes(site: Site, begin: int, end: int, place: Hashable, in_all: Container[Any] = ()) -> None:
+    """Add a branch or loop to the coordinates of writes not `in_all` branches."""
+    accesses = site.prover.accesses
+    for k, access in enumerate(accesses[begin:end], begin):
+        if access.write and access.row not in in_all:
+            accesses[k] = replace(access, coordinate=(place, access.coordinate))
+
+
+def _refuse_stale(site: Site, values: Iterable[Value]) -> None:
+    """Refuse old versions of pools in a loop's next iteration."""
+    for value in values:
+        if value.version is not None and site.prover.versions.stale(value.version):
+            site.report(*refusals.STALE_READ(path=pool_path(site.prover, value)))
 
 
 def _active_lane(site: Site, conversion: Any) -> set[Number]:
@@ -168,6 +188,9 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     tokens = {OneLane(Symbol(index, size), packed=name): False for name, size in layouts if size}
     neighbours = partial(token_windows.carried, site, tokens=tokens)
     carry, test = _fixpoint(site, list(first), run_body, counters, mark, neighbours)
+    _refuse_stale(site, (*outer, *inner, *carry))
+    count = id(site.eqn) if counter is None else (first[counter[0]].number, counter[1].number)
+    _place_writes(site, start, len(prover.accesses), ("while", count))
     if test[0].range == FALSE and not isinstance(test[0].owner, Mixed):  # no iteration, of an idle lane or at all
         carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
     if is_array_condition and not isinstance(test[0].owner, Mixed):
@@ -271,7 +294,7 @@ def scan(site: Site, *operands: Value) -> list[Value]:
     num_consts, num_carry = ir.scan_counts(site.eqn)
     body, length = ir.closed(params["jaxpr"]), params["length"]
     consts, xs = operands[:num_consts], operands[num_consts + num_carry :]
-    loop = prover.fresh()
+    loop, start = prover.fresh(), len(prover.accesses)
     shapes = site.shapes[num_consts + num_carry :]
     slices = [_slice_at_iteration(site, value, shape, loop) for value, shape in zip(xs, shapes, strict=True)]
     # the counter of iterations selects the iteration's lane
@@ -296,6 +319,10 @@ def scan(site: Site, *operands: Value) -> list[Value]:
         tokens[OneLane(_from_the_end(site, name, loop, length), packed=name)] = not reverse
     neighbours = partial(token_windows.carried, site, tokens=tokens)
     carry, rest = _fixpoint(site, carry, run_body, counters, loop, neighbours)
+    if length > 1:
+        _refuse_stale(site, (*consts, *xs, *carry))
+    elif not length:
+        del prover.accesses[start:]
     is_shared = all(isinstance(value.owner, Common) for value in operands)
     if prover.refine is not None and is_shared and not site.eqn.effects:
         # two loops with one body over the same arrays have the same results

@@ -380,6 +380,24 @@ def test_rows_of_lanes_that_meet_after_they_were_read() -> None:
     )
 
 
+@pytest.mark.parametrize(
+    ("mixed", "primitive"),
+    [
+        (lambda x: x + x.sum(0, keepdims=True), "reduce_sum"),
+        pytest.param(lambda x: x - x.max(0, keepdims=True), "reduce_max", marks=pytest.mark.long),
+        (lambda x: jnp.ones((N, N)) @ x, "dot_general"),
+        pytest.param(lambda x: jnp.cumsum(x, 0), "cumsum", marks=pytest.mark.long),
+    ],
+)
+def test_a_sum_over_lanes_mixes_them(mixed: Callable[[Array], Array], primitive: str) -> None:
+    def step(w, conv, ssm, slots, lengths, positions, x):
+        out, conv, ssm = batched()(w, conv, ssm, slots, lengths, positions, x)
+        return mixed(out), conv, ssm
+
+    work = [(5, 0, 1), None, None]
+    fails(Host(step), LabelFault.LANE, [4, 0, 0], work, index=(0, None), label=f"{primitive} mixes two lanes")
+
+
 COPY = LaneContract(
     inputs=(Pool("state"), Pool("state"), SlotMap("state", SLOTS, "read"), SlotMap("state", SLOTS, "write")),
     outputs=(Pool("state"), Pool("state")),

@@ -186,7 +186,8 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
     else:
         lane, lanes_of_rows = (owner, _lanes_of_loop(site, owner)) if isinstance(owner, OneLane) else (None, None)
     fact: Any = index.fact
-    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else replace(fact, spare=0)
+    # a lane has one row in a slot map, and several pages
+    rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))
 
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hybridlm
+from hybridlm import FileOptions
 from hybridlm.engine.config import EngineConfig
 from models import family_of
 
@@ -47,6 +48,16 @@ def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], erro
         EngineConfig(**options)
     with pytest.raises(error, match=f"^{field}"):
         hybridlm.load("no such model", **options)
+
+
+def test_numpy_integers_are_whole_numbers() -> None:
+    sizes = {"lanes": 2, "context": 16, "chunk": 8, "cache": 512, "draft_tokens": 3, "prefix_cache": 4096}
+    config = EngineConfig(**{name: np.int64(size) for name, size in sizes.items()})
+    assert config == EngineConfig(**sizes) and config.texts() == EngineConfig(**sizes).texts()
+    assert all(type(getattr(config, name)) is int for name in sizes)
+    options = FileOptions(window=np.int64(5), sort_window=np.int64(0))  # type: ignore[arg-type]
+    assert (type(options.window), type(options.sort_window)) == (int, int)
+    assert hybridlm.mesh(data=np.int64(1)).shape == hybridlm.mesh(data=1).shape  # type: ignore[arg-type]
 
 
 CONFIG: dict[str, Any] = {

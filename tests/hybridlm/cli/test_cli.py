@@ -462,7 +462,9 @@ main()
 
 
 @pytest.mark.parametrize("buffering", [0, -1], ids=["unbuffered", "buffered"])
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("cache", "list"), ("generate", "-m", "tiny", "A")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("score", "-h"), ("--version",), ("cache", "list"), ("generate", "-m", "tiny", "A")]
+)
 def test_a_full_disk_behind_standard_output_is_named(
     lm: hybridlm.LM,
     arguments: tuple[str, ...],

@@ -48,8 +48,11 @@ def isolated(
         static_argnums: as for `compile_step`; repeat the static arguments of a jitted function.
 
     Raises:
+        TypeError: `contract` is no contract, as under `@isolated` without parentheses.
         ValueError: unknown `certify`.
     """
+    if not isinstance(contract, LaneContract):
+        raise TypeError(f"contract: expected @isolated(LaneContract(...)), got {contract!r}")
     require_certify(certify)
     prove = {"passes": passes, "certify": certify, "certificates": certificates}
     compile = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options}

@@ -225,6 +225,14 @@ def fault_of(about: str) -> Callable[[ContractError], bool]:
 def test_errors_say_which_argument(step: IsolatedStep) -> None:
     with pytest.raises(ValueError, match=r"static argument 'scale': .*list \[2\]"):
         step(*arguments(), scale=[2])
+    for no_contract in (lambda x: x, (Shared(), Lane()), Lane()):
+        with pytest.raises(TypeError, match=r"contract: expected @isolated\(LaneContract\("):
+            isolated(no_contract)
+    with pytest.raises(ContractError, match=r"args\[1\]: expected one of Shared.*; write Lane\(\.\.\.\)"):
+        isolated(LaneContract((Pool("s"), Lane), (Lane(), Pool("s"))))(lambda s, x: (x, s))(jnp.ones(3), jnp.ones(3))
+    with pytest.raises(ContractError, match=r"next version of args\[0\]: expected its type, bfloat16\(3,\)"):
+        pooled = LaneContract((Pool("s"), Lane()), Pool("s"))
+        isolated(pooled)(lambda s, x: x)(jnp.ones(3, jnp.bfloat16), jnp.ones(3))
     with pytest.raises(ValueError, match="certify: expected one of"):
         isolated(CONTRACT, certify="maybe")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ContractError, check=fault_of("kwargs['bias']")):

@@ -79,7 +79,7 @@ class IsolatedStep:
         compile: dict[str, Any],
         parameters: FunctionSignature,
     ):
-        update_wrapper(self, fn)
+        update_wrapper(self, fn, updated=())  # a function's attributes (`lower` of `jax.pmap`) would replace methods
         self.__name__ = name_of(fn)
         self._fn, self._contract, self._parameters = fn, contract, parameters
         self._prove, self._compile = prove, compile  # settings of `compile_step`, by the stage that takes them

@@ -245,6 +245,17 @@ def test_errors_say_which_argument(step: IsolatedStep) -> None:
         isolated(CONTRACT, static_argnames="nothing")(plain)
 
 
+def test_attributes_of_a_function_replace_no_method() -> None:
+    def doubled(x):
+        return x * 2
+
+    doubled.lower = doubled.clear_cache = None  # type: ignore[attr-defined]  # as jax.pmap and others have them
+    step = isolated(LaneContract((Lane(),), Lane()))(doubled)
+    assert step(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0] and step.certificate.holds
+    step.clear_cache()
+    assert step.lower(jnp.ones(3)).compile().certificate.holds
+
+
 def test_keywords_have_separate_entries() -> None:
     contract = LaneContract(CONTRACT.inputs, CONTRACT.outputs, keywords={"bias": Shared(), "shift": Lane()})
 

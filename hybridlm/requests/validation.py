@@ -30,10 +30,10 @@ is_whole = partial(is_number, kinds=int)
 
 
 def without_numpy(options: Any) -> None:
-    """Make the NumPy integers of a frozen dataclass Python's, which JSON and texts of settings need."""
+    """Replace NumPy's scalars in a frozen dataclass by Python's, for JSON and equal texts."""
     for name, value in vars(options).items():
-        if isinstance(value, np.integer):
-            object.__setattr__(options, name, int(value))
+        if isinstance(value, np.generic):
+            object.__setattr__(options, name, value.item())
 
 
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:

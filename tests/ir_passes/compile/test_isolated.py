@@ -225,7 +225,8 @@ def fault_of(about: str) -> Callable[[ContractError], bool]:
 def test_errors_say_which_argument(step: IsolatedStep) -> None:
     with pytest.raises(ValueError, match=r"static argument 'scale': .*list \[2\]"):
         step(*arguments(), scale=[2])
-    for no_contract in (lambda x: x, (Shared(), Lane()), Lane()):
+    no_contracts: tuple[Any, ...] = (lambda x: x, (Shared(), Lane()), Lane())
+    for no_contract in no_contracts:
         with pytest.raises(TypeError, match=r"contract: expected @isolated\(LaneContract\("):
             isolated(no_contract)
     with pytest.raises(ContractError, match=r"args\[1\]: expected one of Shared.*; write Lane\(\.\.\.\)"):

@@ -54,7 +54,6 @@ NOTES: Mapping[str, str] = {
     "do_sample": "temperature above 0 samples, 0 takes the most likely token",
     "truncate_prompt_tokens": "prompts are never truncated",
     "include_stop_str_in_output": "the text ends before a stop string; token_ids have its tokens",
-    "allowed_token_ids": "a logits_processor can set the logits of all other tokens to -inf",
     "detokenize": "texts are decoded if there is a tokenizer; token_ids are always returned",
     "output_kind": "stream yields each token, generate whole completions",
     "flat_logprobs": "Completion.top.dense() returns arrays",

@@ -20,7 +20,7 @@ from jax import Array, lax
 from hybridlm.errors import require_extra
 from hybridlm.lm import LM
 from hybridlm.programs.jax_settings import fixed_settings
-from hybridlm.requests.validation import check_count
+from hybridlm.requests.validation import check_count, is_whole
 from models import Decoder
 from models.decoder.parallel import Parallel
 from models.decoder.streams import StreamMixer
@@ -232,7 +232,7 @@ def logit_lens(lm: LM, tokens: Any, top: int = 1) -> LogitLens:
     Raises:
         TypeError, ValueError: wrong arguments, or several devices.
     """
-    if isinstance(top, bool) or not isinstance(top, int) or not 1 <= top <= lm.config.vocab_size:
+    if not is_whole(top, 1, lm.config.vocab_size):
         raise ValueError(f"top: expected 1..{lm.config.vocab_size}, got {top!r}")
     _require_one_device(lm, "logit_lens")
     ids = lm.text_model.inputs.encode(tokens, "tokens")

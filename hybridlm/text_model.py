@@ -31,7 +31,7 @@ from hybridlm.files.finished import FinishedTexts
 from hybridlm.programs.start import Start
 from hybridlm.requests.results import Score
 from hybridlm.requests.sequence import Request
-from hybridlm.requests.validation import to_items
+from hybridlm.requests.validation import is_whole, to_items
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.scoring.distributions import DistributionSettings, Question
 from hybridlm.scoring.items import ItemReader, ScoredIds, score_items
@@ -197,7 +197,7 @@ class TextModel:
     ) -> list[Score]:  # fmt: skip
         inputs, vocab_size = self.inputs, self.config.vocab_size
         limit = inputs.max_logprobs
-        if isinstance(top_logprobs, bool) or not isinstance(top_logprobs, int) or not 0 <= top_logprobs <= limit:
+        if not is_whole(top_logprobs, 0, limit):
             raise ValueError(f"top_logprobs: expected 0..{limit}, got {top_logprobs!r}")
         distributions.check(vocab_size)
         if distributions.given and top_logprobs:

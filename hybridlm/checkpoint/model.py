@@ -172,7 +172,7 @@ def require_head(directory: Checkpoint) -> None:
     family = family_of(directory.config)
     with_head(family)
     if not has_head(directory, family):
-        names = ", ".join(sorted(head_tensors(family)))
+        names = ", ".join(sorted(head_tensors(family))).replace("\\", "")
         raise CheckpointError(
             directory.path,
             f"speculate='mtp' needs the multi-token-prediction head, and no tensor is named {names}",

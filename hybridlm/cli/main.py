@@ -25,7 +25,10 @@ from hybridlm.cli.verify import verify
 from hybridlm.version import __version__
 
 # No markup: messages read the same in a log and may contain brackets.
-app = typer.Typer(name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None)
+app = typer.Typer(
+    name="hybridlm", no_args_is_help=True, pretty_exceptions_enable=False, rich_markup_mode=None,
+    context_settings={"help_option_names": ["-h", "--help"]},
+)  # fmt: skip
 app.command()(demo)
 app.command()(generate)
 app.command()(score)

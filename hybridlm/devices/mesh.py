@@ -52,9 +52,9 @@ def abstract_mesh(data: int = 1, model: int = 1, expert: int = 1) -> AbstractMes
 def _checked(data: int, model: int, expert: int) -> dict[str, int]:
     sizes: dict[str, int] = dict(zip(AXES, (data, model, expert), strict=True))
     for name, size in sizes.items():
-        if isinstance(size, bool) or not isinstance(size, int) or size < 1:
+        if isinstance(size, bool) or not isinstance(size, int | np.integer) or size < 1:
             raise ValueError(f"mesh: {name}: expected a whole number of at least 1, got {size!r}")
-    return sizes
+    return {name: int(size) for name, size in sizes.items()}
 
 
 def with_all_axes(user_mesh: Mesh) -> Mesh:

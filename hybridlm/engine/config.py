@@ -15,6 +15,7 @@ from hybridlm.engine.cache_size import check_cache
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
+from hybridlm.requests.validation import without_numpy
 from ir_passes.compile.proving import CERTIFY, Certify
 from ir_passes.targets import Target
 from models import DecoderConfig
@@ -121,6 +122,7 @@ class EngineConfig:
 
     def __post_init__(self) -> None:
         """Check every option; raise one ValueError for all faults."""
+        without_numpy(self)
         faults = [
             f"{name}: expected a whole number of at least 1, got {number!r}"
             for name, number in (("lanes", self.lanes), ("context", self.context), ("chunk", self.chunk))

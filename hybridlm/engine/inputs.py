@@ -200,7 +200,7 @@ class Inputs:
         self, index: int, prompt: Any, params: SamplingParams, priority: int = 0, prefix: Prefix | None = None
     ) -> Request:
         """Return one request; raises as `requests`."""
-        if isinstance(priority, bool) or not isinstance(priority, int):
+        if not is_whole(priority):
             raise TypeError(f"priority: expected a whole number, got {priority!r}")
         resolved = self.resolve(params)
         tokens = self.encode(prompt, f"request {index}", prefix, resolved.max_tokens)

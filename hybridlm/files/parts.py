@@ -107,8 +107,8 @@ class Parts:
             return
         elif differ := self._differences(lines[0], origin):
             raise ValueError(
-                f"{self.folder}: holds parts of a run from something else ({'; '.join(differ)}). Run it as it was to "
-                f"continue; {_WAY_OUT}"
+                f"{self.folder}: holds parts of a run with another input, model or setting ({'; '.join(differ)}). Run "
+                f"it as it was to continue; {_WAY_OUT}"
             )
         self.begun = lines[0].get("begun", self.begun)
         self.done = [PartRecord(**line) for line in lines[1 : len(lines) - self.joined]]

@@ -97,6 +97,8 @@ def _line(number: int, line: bytes) -> InputRow:
 def check_batch_file(input: Path, output: Path, options: FileOptions) -> Path:
     """Check the files without opening a pipe; return the output's path."""
     path = check_output(input, output, options)
+    if input.suffix.lower() in (".parquet", ".tsv", ".zst"):
+        raise ValueError(f"{input}: expected lines of JSON (.jsonl, .jsonl.gz) or .csv, got {input.suffix}")
     if input.is_dir() or not input.exists():
         input.open("rb").close()  # raises OSError
     return path

@@ -29,6 +29,13 @@ def is_number(value: Any, low: float = -math.inf, high: float = math.inf, kinds:
 is_whole = partial(is_number, kinds=int)
 
 
+def without_numpy(options: Any) -> None:
+    """Replace NumPy's scalars in a frozen dataclass by Python's, for JSON and equal texts."""
+    for name, value in vars(options).items():
+        if isinstance(value, np.generic):
+            object.__setattr__(options, name, value.item())
+
+
 def located(error: TypeError | ValueError, where: str) -> TypeError | ValueError:
     """Return an error with a place in its message; Unicode errors become ValueError."""
     plain = type(error).__init__ in (TypeError.__init__, ValueError.__init__)
@@ -199,5 +206,5 @@ def stops_of(stop: Any) -> list[Any]:
 
 
 def check_count(value: Any, name: str) -> None:
-    if isinstance(value, bool) or not isinstance(value, int) or value < 1:
+    if not is_whole(value, 1):
         raise ValueError(f"{name}: expected a whole number of at least 1, got {value!r}")

@@ -6,7 +6,7 @@ from typing import TypedDict
 
 from hybridlm.engine.config import option
 from hybridlm.keywords import suggests_fields
-from hybridlm.requests.validation import check_count
+from hybridlm.requests.validation import check_count, is_whole, without_numpy
 from hybridlm.score_files.order import DEFAULT_SORT_WINDOW
 from hybridlm.score_files.row_progress import FileProgress
 
@@ -39,7 +39,7 @@ class FileOptions:
 
     strict: bool = option(False, "Stop at the first row that cannot be answered.")
     window: int | None = option(
-        None, "Most rows computed together and kept as a part.", show_default="4096, or 16 per lane of batch"
+        None, "Most rows computed together and kept as a part.", show_default="4096; of batch 16 per lane"
     )
     sort_window: int = option(
         DEFAULT_SORT_WINDOW, "Bytes of consecutive rows that are sorted by their first characters; 0 sorts nothing."
@@ -51,10 +51,11 @@ class FileOptions:
     progress: FileProgress = None
 
     def __post_init__(self) -> None:
+        without_numpy(self)
         if self.window is not None:
             check_count(self.window, "window")
         size = self.sort_window
-        if isinstance(size, bool) or not isinstance(size, int) or size < 0:
+        if not is_whole(size, 0):
             raise ValueError(f"sort_window: expected a whole number of bytes, 0 to sort nothing, got {size!r}")
         _ = self.share
 

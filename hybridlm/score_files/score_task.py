@@ -68,8 +68,11 @@ def score_fields(score: Score) -> dict[str, Any]:
 
 def _ids(text: str) -> str | list[int]:
     parts = text.split(",")
-    numbers = all(part.strip().removeprefix("-").isdecimal() for part in parts)
-    return [int(part) for part in parts] if numbers else text
+    numbers = [part.strip().removeprefix("-").isdecimal() for part in parts]
+    if any(numbers) and not all(numbers):
+        wrong = parts[numbers.index(False)]
+        raise ValueError(f"{text}: expected whole numbers with commas between them, got {wrong!r}")
+    return [int(part) for part in parts] if all(numbers) else text
 
 
 def _changes(text: str) -> str | list[Intervention]:

@@ -100,9 +100,7 @@ def _repeated(source: TextSource, hashes: set[int]) -> dict[int, str]:
     for row, _ in source.rows(START) if hashes else ():
         if row.id is not None and hash(row.id) in hashes and first.setdefault(row.id, row.number) != row.number:
             place = f"{source.unit} {first[row.id]}"
-            repeated[row.number] = (
-                f"{source.id_name}: is used twice, first in {place}; ids have to be distinct or absent"
-            )
+            repeated[row.number] = f"{source.id_name}: is used twice, first in {place}; ids have to be distinct"
     return repeated
 
 

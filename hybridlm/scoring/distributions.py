@@ -6,7 +6,7 @@ from typing import Any
 
 import numpy as np
 
-from hybridlm.requests.validation import is_whole
+from hybridlm.requests.validation import is_whole, without_numpy
 from hybridlm.scoring.items import ScoredIds
 
 MAX_IDS = 1 << 14
@@ -87,6 +87,9 @@ class DistributionSettings:
     start: Any = None
     temperature: float = 1.0
     entropy: bool = False
+
+    def __post_init__(self) -> None:
+        without_numpy(self)
 
     @property
     def given(self) -> bool:

@@ -130,7 +130,8 @@ class ItemReader:
         """
         inputs = self.inputs
         if isinstance(prompt, str) != isinstance(completion, str):
-            raise TypeError(f"{where}: expected text or token ids like the {prompt_name}, got {type(completion)}")
+            form = "text" if isinstance(prompt, str) else "token ids"
+            raise TypeError(f"{where}: expected {form} like the {prompt_name}, got {_SHORT.repr(completion)}")
         if isinstance(prompt, str):
             if inputs.tokenizer is None:
                 raise ValueError(

@@ -145,11 +145,17 @@ def corpus_perplexity(
 
 
 def read_files(texts: Any) -> Any:
-    """Return texts, read from UTF-8 files for paths; raises OSError or ValueError."""
+    """Return texts, read from UTF-8 files for paths.
+
+    Raises:
+        OSError, ValueError: a file cannot be read, or a bare string is the name of a file.
+    """
     if isinstance(texts, os.PathLike):
         return [_read(texts)]
     if isinstance(texts, list | tuple):
         return [_read(item) if isinstance(item, os.PathLike) else item for item in texts]
+    if isinstance(texts, str) and os.path.isfile(texts):
+        raise ValueError(f"texts: {texts!r} is the name of a file; give Path({texts!r}), or the text in a list")
     return texts
 
 

@@ -88,8 +88,8 @@ class ChatTemplate(CompiledTemplate):
             continue_final_message: end within the last message, in its content or this field.
 
         Raises:
-            ChatTemplateError: no messages, a message without a role or with parts that are not text, a last message
-                that cannot be continued, or an error of template or sandbox.
+            ChatTemplateError: no messages, a message without a role, a user's or system message without content, parts
+                that are not text, a last message that cannot be continued, or an error of template or sandbox.
         """
         if isinstance(messages, str | Mapping):
             raise TypeError(f"messages: expected a list of messages, got {type(messages).__name__}")
@@ -225,6 +225,9 @@ def _message(index: int, message: Mapping[str, Any]) -> dict[str, Any]:
     if not isinstance(message.get("role"), str):
         raise ChatTemplateError(f"messages[{index}]: expected a role, found the keys {sorted(map(str, message))}")
     content = message.get("content")
+    if content is None and message["role"] in ("system", "user"):
+        # Templates write nothing for it, also where the key is misspelt.
+        raise ChatTemplateError(f"messages[{index}]: expected content, found the keys {sorted(map(str, message))}")
     parts: Any = content if isinstance(content, list | tuple) else ()
     for place, part in enumerate(parts):
         if isinstance(part, Mapping) and (str(part.get("type")).removeprefix("input_") in MEDIA or MEDIA & {*part}):

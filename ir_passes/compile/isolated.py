@@ -48,8 +48,11 @@ def isolated(
         static_argnums: as for `compile_step`; repeat the static arguments of a jitted function.
 
     Raises:
+        TypeError: `contract` is no contract, as under `@isolated` without parentheses.
         ValueError: unknown `certify`.
     """
+    if not isinstance(contract, LaneContract):
+        raise TypeError(f"contract: expected @isolated(LaneContract(...)), got {contract!r}")
     require_certify(certify)
     prove = {"passes": passes, "certify": certify, "certificates": certificates}
     compile = {"may_copy": may_copy, "temp_ratio": temp_ratio, "axes": axes, "compiler_options": compiler_options}
@@ -76,7 +79,7 @@ class IsolatedStep:
         compile: dict[str, Any],
         parameters: FunctionSignature,
     ):
-        update_wrapper(self, fn)
+        update_wrapper(self, fn, updated=())  # a function's attributes (`lower` of `jax.pmap`) would replace methods
         self.__name__ = name_of(fn)
         self._fn, self._contract, self._parameters = fn, contract, parameters
         self._prove, self._compile = prove, compile  # settings of `compile_step`, by the stage that takes them

@@ -39,8 +39,8 @@ NO_MAP = (
     "shape {shape}; add a SlotMap or use a pool of {lanes} rows"
 )
 OTHER_SUCCESSOR = (
-    "it succeeds {old.path} but differs: expected {old.dtype}{old.shape} {old.entry}, got {new.dtype}{new.shape} "
-    "{new.entry}"
+    "it is the next version of {old.path}: expected its type, {old.dtype}{old.shape} {old.entry}, got "
+    "{new.dtype}{new.shape} {new.entry}"
 )
 _NAMED = "name each layout, as Packed(layout='keys') and Packed(role='cu_seqlens', layout='keys')"
 ONE_DESCRIPTION = f"layout {{layout!r}} has one array of {{role}}, got {{paths}}; {_NAMED}"
@@ -54,7 +54,8 @@ NO_TUPLE = "expected one entry or a tuple with one for each argument, got {!r}"
 
 
 def no_entry(kinds: Iterable[type], entry: Any) -> str:
-    return f"expected one of {', '.join(kind.__name__ for kind in kinds)}, got {entry!r}"
+    call = f"; write {entry.__name__}(...)" if isinstance(entry, type) and issubclass(entry, tuple(kinds)) else ""
+    return f"expected one of {', '.join(kind.__name__ for kind in kinds)}, got {entry!r}{call}"
 
 
 def few_pools(outputs: Collection[int], inputs: Collection[int]) -> str:

@@ -78,7 +78,7 @@ def page_faults(tables: Sequence[tuple[PageTable, np.ndarray, np.ndarray | None]
     several = set(pages[holders > 1].tolist())
     null = max((entry.page_size // unit for entry, _, _ in tables if entry.null), default=0)
     for row, lane in np.unique(np.concatenate(writes), axis=0).tolist():
-        where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"row {row}"
+        where = f"rows [{row * unit}, {(row + 1) * unit})" if unit > 1 else f"page {row}"
         if row in several:
             other_lanes = sorted(set(named[named[:, 0] == row, 1].tolist()) - {lane})
             faults.append(SlotFault.SHARED.fault(f"lane {lane}", f"writes {where}, which lanes {other_lanes} name too"))

@@ -168,7 +168,7 @@ class RowOwner(Generic[R]):
         elif right._owner is not self:
             fault = SlotFault.FOREIGN
         else:
-            now = f"held by tenant {self._epochs[right._row]}" if self._holders[right._row] else "free"
+            now = f"held in epoch {self._epochs[right._row]}" if self._holders[right._row] else "free"
         return fault.fault(where, self._texts[fault].format(right=right, name=self.name, size=self.size, now=now))
 
     def _error(self, action: str, faults: Sequence[Statement]) -> SlotError:
@@ -182,7 +182,7 @@ class Slot(Right):
     _instead = "use SlotOwner.move to hand it on"
 
     def __repr__(self) -> str:
-        return f"row {self._row} (tenant {self.epoch}) of {self._owner.name!r}"
+        return f"row {self._row} (epoch {self.epoch}) of {self._owner.name!r}"
 
 
 class SlotOwner(RowOwner[Slot]):

@@ -367,7 +367,8 @@ COMPARED_LANES = RefusalText("it compares along axis {axis}, which holds differe
 WINDOWS_OF_LANES = RefusalText("windows reach along axis {axis}, which holds different lanes", _APART)
 SHARED_ROWS = RefusalText("rows in an order that depends on all lanes meet a shared array of rows", UNDO)
 SORTED_LANES = RefusalText(
-    "it sorts along axis {axis}, which holds different lanes", "sort one key and gather the rest by the order"
+    "it sorts along axis {axis}, which holds different lanes",
+    "sort another axis; or sort one key and gather the rest by the order",
 )
 ORDER_OF_ALL = RefusalText("the order of the rows depends on all lanes", "undo the order with its inverse")
 PUT_IN_ORDER = RefusalText("rows are put in an order that depends on all lanes", "undo the order with its inverse")

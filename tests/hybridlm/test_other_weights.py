@@ -107,7 +107,7 @@ def test_parts_of_an_output(lm: hybridlm.LM, other: hybridlm.LM, tmp_path: Path,
     with pytest.MonkeyPatch.context() as patch, pytest.raises(KeyboardInterrupt):
         stop_after_parts(patch)
         run(lm, source, output)
-    with pytest.raises(ValueError, match=r"parts of a run from something else \(model: "):
+    with pytest.raises(ValueError, match=r"parts of a run with another input, model or setting \(model: "):
         run(other, source, output)
     assert run(lm, source, output).kept == 2
 

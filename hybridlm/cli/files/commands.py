@@ -146,7 +146,7 @@ decide = file_command(
     DecideTask,
     "Answer typed questions about a state, of every line of a file, without generating a token.",
     _argument("INPUT", ".jsonl; every line has state, questions, and an id, if you like (docs/scoring.md)."),
-    _argument("OUTPUT", ".jsonl, in the order of the input: id and answers."),
+    _argument("OUTPUT", ".jsonl or .csv, in the order of the input: id and answers."),
     items="requests",
 )
 classify = file_command(

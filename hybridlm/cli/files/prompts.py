@@ -11,6 +11,8 @@ from hybridlm.files.json_lines import Id, parse_object, read_id
 
 MAX_SHOWN_FAULTS = 20
 """Bad lines that an error lists."""
+NOT_LINES = (".csv", ".tsv", ".json", ".parquet", ".gz", ".zst")
+"""Files with prompts between other characters: their lines would be answered as prompts."""
 ITEMS = {"prompt": "a string", "text": "a string", "token_ids": "a list of token ids"}
 """Field of a JSON object -> its value."""
 
@@ -30,6 +32,11 @@ def read_prompts(prompts: list[str] | None, file: Path | None) -> list[NamedProm
     if prompts:
         return [(None, prompt) for prompt in prompts]
     if file is not None:
+        if file.suffix.lower() in NOT_LINES:
+            raise ValueError(
+                f"{file}: expected lines of text, or a .jsonl file, got {file.suffix}; write a line with"
+                ' {"prompt": ...} for each prompt to a .jsonl file'
+            )
         with file.open("rb") as lines:
             return _read_lines(lines, str(file), file.suffix.lower() == ".jsonl")
     if sys.stdin.isatty():

@@ -343,6 +343,12 @@ def test_bad_lines_of_prompts(lm: hybridlm.LM, tmp_path: Path):
     assert "line 3: expected a JSON object" in message and "line 4: expected exactly one" in message
 
 
+@pytest.mark.parametrize("name", ["p.csv", "p.TSV", "p.json", "p.parquet", "p.jsonl.gz", "p.txt.zst"])
+def test_lines_of_a_table_or_an_archive_are_no_prompts(lm: hybridlm.LM, tmp_path: Path, name: str):
+    (tmp_path / name).write_text("id,text\n1,a\n")
+    assert f"{name}: expected lines of text, or a .jsonl file" in refused(*GENERATE, "--file", tmp_path / name)
+
+
 def test_not_every_line_of_a_file_of_another_kind_is_listed(lm: hybridlm.LM):
     message = refused(*GENERATE, stdin=b"\xff\n" * 2000)
     assert "2,000 bad lines" in message and "and 1,980 more" in message and len(message.splitlines()) == 22
@@ -456,7 +462,9 @@ main()
 
 
 @pytest.mark.parametrize("buffering", [0, -1], ids=["unbuffered", "buffered"])
-@pytest.mark.parametrize("arguments", [("--help",), ("--version",), ("cache", "list"), ("generate", "-m", "tiny", "A")])
+@pytest.mark.parametrize(
+    "arguments", [("--help",), ("score", "-h"), ("--version",), ("cache", "list"), ("generate", "-m", "tiny", "A")]
+)
 def test_a_full_disk_behind_standard_output_is_named(
     lm: hybridlm.LM,
     arguments: tuple[str, ...],

@@ -88,6 +88,14 @@ def test_divergence(
     assert result.stdout.startswith(message) and f"{report.agreement:.2%}" in result.stdout
 
 
+@pytest.mark.parametrize("ids", ["5,6,x", "5,,6", "5,6,", "5, 6.0"])
+def test_a_wrong_number_in_a_list_is_no_field(lm: hybridlm.LM, tmp_path: Path, ids: str) -> None:
+    (tmp_path / "in.txt").write_text("Ada")
+    arguments = ("score", "-m", "tiny", tmp_path / "in.txt", tmp_path / "out.jsonl", "--token-ids", ids)
+    message = run_command(*arguments, code=1).stderr
+    assert f"error: {ids}: expected whole numbers with commas between them, got " in message
+
+
 @pytest.mark.parametrize("command", ["score", "decide", "classify", "embed", "divergence"])
 def test_rows_anywhere_share_their_prefixes(lm: hybridlm.LM, tmp_path: Path, command: str) -> None:
     """Rows with three common prefixes by turns share prefixes only if they are sorted."""

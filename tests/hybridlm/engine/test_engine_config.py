@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 
 import hybridlm
+from hybridlm import FileOptions
 from hybridlm.engine.config import EngineConfig
 from models import family_of
 
@@ -47,6 +48,23 @@ def test_wrong_options_are_refused_without_a_model(options: dict[str, Any], erro
         EngineConfig(**options)
     with pytest.raises(error, match=f"^{field}"):
         hybridlm.load("no such model", **options)
+
+
+def test_numbers_of_numpy_are_those_of_python() -> None:
+    sizes: dict[str, Any] = {
+        "lanes": 2, "context": 16, "chunk": 8, "cache": 512, "draft_tokens": 3, "prefix_cache": 4096,
+    }  # fmt: skip
+    numbers: dict[str, Any] = {name: np.int64(size) for name, size in sizes.items()}
+    config = EngineConfig(**numbers)
+    assert config == EngineConfig(**sizes) and config.texts() == EngineConfig(**sizes).texts()
+    assert all(type(getattr(config, name)) is int for name in sizes)
+    windows: dict[str, Any] = {"window": np.int64(5), "sort_window": np.int64(0)}
+    assert repr(FileOptions(**windows)) == repr(FileOptions(window=5, sort_window=0))
+    questions: dict[str, Any] = {"top": np.int64(2), "temperature": np.float32(0.5), "entropy": np.True_}
+    expected = hybridlm.DistributionSettings(top=2, temperature=0.5, entropy=True)
+    assert repr(hybridlm.DistributionSettings(**questions)) == repr(expected)
+    axes: dict[str, Any] = {"data": np.int64(1)}
+    assert hybridlm.mesh(**axes).shape == hybridlm.mesh(data=1).shape
 
 
 CONFIG: dict[str, Any] = {

@@ -7,6 +7,9 @@ from pathlib import Path
 import pytest
 from toy_scorer import NO_MODEL, run_toy
 
+from hybridlm import FileOptions
+from hybridlm.openai_batch.batch_task import check_batch_file
+
 
 def write_bad_lines(path: Path, count: int) -> Path:
     path.write_text("".join(json.dumps({"custom_id": str(i)}) + "\n" for i in range(count)))
@@ -23,6 +26,13 @@ def test_a_pipe_is_read_once(tmp_path: Path):
     os.close(read)
     assert report.bad_lines == 5 and len(report.first_errors) == 3
     assert (tmp_path / "pipe.jsonl").read_bytes() == (tmp_path / "file.jsonl").read_bytes()
+
+
+@pytest.mark.parametrize("name", ["in.parquet", "in.tsv", "in.jsonl.ZST"])
+def test_a_file_without_lines_of_json_is_refused(tmp_path: Path, name: str):
+    (tmp_path / name).write_bytes(b"PAR1")
+    with pytest.raises(ValueError, match=rf"{name}: expected lines of JSON"):
+        check_batch_file(tmp_path / name, tmp_path / "out.jsonl", FileOptions())
 
 
 def test_a_repeated_custom_id_names_both_lines(tmp_path: Path):

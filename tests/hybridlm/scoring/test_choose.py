@@ -85,7 +85,7 @@ def test_token_ids(text_lm: hybridlm.LM):
 @pytest.mark.parametrize(("context", "options", "error", "message"), [
     ("a", [], TypeError, "options: expected a list of at least one option"),
     ("a", "bc", TypeError, "options: expected a list"),
-    ("a", ["b", [5]], TypeError, r"options\[1\]: expected text or token ids like the context"),
+    ("a", ["b", [5]], TypeError, r"options\[1\]: expected text like the context"),
     ("a", ["b", ""], ValueError, r"options\[1\]: '' adds no token to the context"),
     ("a" * 250, ["b", "c" * 10], ValueError, r"options\[1\]: has 260 tokens, the context holds 256"),
     ([5], [[6], [100000]], ValueError, r"options\[1\]: token id 100000"),

@@ -54,6 +54,9 @@ def test_perplexity_of_every_convention_matches_float64(text_lm: hybridlm.LM, tm
         result = text_lm.perplexity([text], convention=convention, window=size, **settings)
         assert result == pytest.approx(np.exp(-np.mean(counted)), rel=1e-4)
         assert text_lm.perplexity(tmp_path / "corpus.txt", convention=convention, window=size, **settings) == result
+    with pytest.raises(ValueError, match=r"corpus.txt' is the name of a file; give Path\("):
+        text_lm.perplexity(str(tmp_path / "corpus.txt"))
+    assert text_lm.perplexity([str(tmp_path / "corpus.txt")]) > 1, "in a list it is a text"
     (tmp_path / "latin.txt").write_bytes(b"\xe9")
     with pytest.raises(ValueError, match=r"latin.txt: expected a text file in UTF-8"):
         text_lm.perplexity([tmp_path / "latin.txt"])

@@ -305,6 +305,9 @@ def test_bad_messages(tokenizer: Tokenizer) -> None:
         tokenizer.apply_chat_template([])
     with pytest.raises(ChatTemplateError, match=r"messages\[1\]: expected a role, found the keys \['content'\]"):
         tokenizer.apply_chat_template([CHAT[0], {"content": "x"}])
+    for message in ({"role": "user"}, {"role": "system", "content": None}, {"role": "user", "contents": "x"}):
+        with pytest.raises(ChatTemplateError, match=r"messages\[1\]: expected content, found the keys \['"):
+            tokenizer.apply_chat_template([CHAT[0], message])
     template = ChatTemplate("{{ messages }}")
     with pytest.raises(TypeError, match=r"messages\[0\].content\[0\]: expected str.*got object"):
         template.render([{"role": "user", "content": [object()]}])

@@ -225,6 +225,15 @@ def fault_of(about: str) -> Callable[[ContractError], bool]:
 def test_errors_say_which_argument(step: IsolatedStep) -> None:
     with pytest.raises(ValueError, match=r"static argument 'scale': .*list \[2\]"):
         step(*arguments(), scale=[2])
+    no_contracts: tuple[Any, ...] = (lambda x: x, (Shared(), Lane()), Lane())
+    for no_contract in no_contracts:
+        with pytest.raises(TypeError, match=r"contract: expected @isolated\(LaneContract\("):
+            isolated(no_contract)
+    with pytest.raises(ContractError, match=r"args\[1\]: expected one of Shared.*; write Lane\(\.\.\.\)"):
+        isolated(LaneContract((Pool("s"), Lane), (Lane(), Pool("s"))))(lambda s, x: (x, s))(jnp.ones(3), jnp.ones(3))
+    with pytest.raises(ContractError, match=r"next version of args\[0\]: expected its type, bfloat16\(3,\)"):
+        pooled = LaneContract((Pool("s"), Lane()), Pool("s"))
+        isolated(pooled)(lambda s, x: x)(jnp.ones(3, jnp.bfloat16), jnp.ones(3))
     with pytest.raises(ValueError, match="certify: expected one of"):
         isolated(CONTRACT, certify="maybe")  # type: ignore[arg-type]  # wrong on purpose
     with pytest.raises(ContractError, check=fault_of("kwargs['bias']")):
@@ -235,6 +244,17 @@ def test_errors_say_which_argument(step: IsolatedStep) -> None:
         isolated(CONTRACT)(lambda *two: two[1])(*arguments()[:2])
     with pytest.raises(ValueError, match="nothing"):
         isolated(CONTRACT, static_argnames="nothing")(plain)
+
+
+def test_attributes_of_a_function_replace_no_method() -> None:
+    def doubled(x):
+        return x * 2
+
+    doubled.lower = doubled.clear_cache = None  # type: ignore[attr-defined]  # as jax.pmap and others have them
+    step = isolated(LaneContract((Lane(),), Lane()))(doubled)
+    assert step(jnp.ones(3)).tolist() == [2.0, 2.0, 2.0] and step.certificate.holds
+    step.clear_cache()
+    assert step.lower(jnp.ones(3)).compile().certificate.holds
 
 
 def test_keywords_have_separate_entries() -> None:

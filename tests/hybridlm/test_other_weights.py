@@ -132,21 +132,6 @@ def test_small_files_that_change_results(lm: hybridlm.LM, base: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_updates_by_a_checkpoint_and_by_arrays(lm: hybridlm.LM, other: hybridlm.LM, text_lm: hybridlm.LM) -> None:
-    changed = loaded(lm.path, text_lm)
-    prefix = changed.prefix(PROMPT)
-    changed.update(other.path)
-    assert changed.fingerprint == other.fingerprint
-    with pytest.raises(ValueError, match="model: expected"):
-        changed.generate([[5]], prefix=prefix, max_tokens=1)
-    calls = {lm.fingerprint, other.fingerprint}
-    for params in (other.params, lm.params):  # which differ in one row
-        changed.update(dict(params))
-        calls.add(changed.fingerprint)
-    assert len(calls) == 4
-
-
-@pytest.mark.slow
 def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefix-cache states are compared with their model's fingerprint."""
 

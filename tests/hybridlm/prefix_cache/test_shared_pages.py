@@ -1,6 +1,5 @@
 """Full pages of cached states are shared with rows: nothing is copied, no holder writes them, all are given back."""
 
-import random
 from collections.abc import Iterator
 from typing import Any
 
@@ -10,7 +9,6 @@ import numpy as np
 import pytest
 from kept_states import empty_cache
 from patched_functions import Call, record_calls
-from random_traffic import Asked, compare, traffic
 from text_checkpoint import write_text_checkpoint
 
 import hybridlm
@@ -255,23 +253,6 @@ def test_sequences_with_shared_pages_are_preempted(
         completions = finish(session)
     assert [completions[index].token_ids for index in range(3)] == want
     assert few_pages.stats["preemptions"] > preemptions
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_random_traffic_equals_solo_runs(
-    cold: hybridlm.LM, few_pages: hybridlm.LM, little_room: None, seed: int
-) -> None:
-    """Prompts that part within pages and at their ends join and are cancelled at random, in few pages."""
-    rng, stem = random.Random(seed), ids(300, 20 + seed)
-    empty_cache(few_pages, {"device": "200kB", "host": rng.choice((0, 10**5, 10**6))})
-    requests: list[Asked] = []
-    for number in range(12):
-        common = stem[: rng.choice((20, 127, 128, 129, 160, 256, 288))]
-        prompt = [*common, *ids(rng.choice((1, 3, 40, 120)), 30 + number)]
-        requests.append((prompt, {"max_tokens": rng.choice((1, 5, 30, 80)), **FREE}))
-    completions, _ = traffic(few_pages, requests, rng, arrivals=0.2)
-    compare(completions, [cold.generate([prompt], **settings)[0] for prompt, settings in requests])
 
 
 def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:

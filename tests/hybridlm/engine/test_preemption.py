@@ -8,7 +8,6 @@ import numpy as np
 import pytest
 from random_checkpoint import write_random_checkpoint
 from random_traffic import MANY, PAGES, PLAIN, SETTINGS, Asked, Known, alone, compare, prompt, run, traffic
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Completion
@@ -21,9 +20,9 @@ pytestmark = [pytest.mark.usefixtures("stored_steps", "little_room"), pytest.mar
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
+def lm(text_path: Path, stored_steps: None) -> hybridlm.LM:
     """Four lanes of four pages each, and five pages for all of them."""
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("preemption")), **SETTINGS)
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.mark.slow

@@ -4,7 +4,6 @@ import gc
 from typing import Any
 
 import pytest
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Completion
@@ -24,9 +23,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
+def lm(text_path: Path, stored_steps: None) -> hybridlm.LM:
     """Four lanes of four pages each, and five pages for all of them."""
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("shared_pool")), **SETTINGS)
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture(autouse=True)

@@ -9,7 +9,6 @@ import numpy as np
 import pytest
 from kept_states import empty_cache
 from patched_functions import Call, record_calls
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Completion
@@ -31,8 +30,8 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("shared")), **SETTINGS)
+def cold(text_path: Path, stored_steps: None) -> hybridlm.LM:
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ from engine_mutants.catalogue import HOSTS, STEPS
 from engine_mutants.drafts import PartlyRight
 from engine_mutants.mutant import Finder
 from engine_mutants.replay import RIGHT, Faulty, mutated, refused
-from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
@@ -19,8 +18,8 @@ REPLAYED = [id for id, mutant in STEPS.items() if mutant.finder is Finder.REPLAY
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
-    return Steps(hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("model")), **SIZES))
+def steps(text_path: Path) -> Steps:
+    return Steps(hybridlm.load(text_path, **SIZES))
 
 
 @pytest.fixture(scope="module")

@@ -7,7 +7,6 @@ import jax.numpy as jnp
 import numpy as np
 import pytest
 from paged_caches import by_lane, of_lanes
-from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 from verify_scene import SIZES, Lane, Scene, Steps, prompts_of, scene_of, states, wrong
 
@@ -24,11 +23,8 @@ MODELS = [
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    if request.param == "dense":
-        directory = write_text_checkpoint(tmp_path_factory.mktemp("dense"))
-    else:
-        directory = GOLDEN / request.param
+def lm(request: pytest.FixtureRequest, text_path: Path) -> hybridlm.LM:
+    directory = text_path if request.param == "dense" else GOLDEN / request.param
     return hybridlm.load(directory, **SIZES)
 
 

@@ -10,11 +10,12 @@ import pytest
 from card_kernels import CARDS, array, check_limits, kernels_on
 from packed_weights import weight_of
 
-from hybridlm.families import KVCache, attend
+from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, attend, layer_conv, ssd
 from models import KV_BLOCK, Devices
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
 from models.ops.quantised_experts import experts_product
+from models.ops.recurrences.delta_rule import run_delta_rule
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
 
 pytestmark = pytest.mark.target_cuda
@@ -66,6 +67,52 @@ def norm(size: int) -> Case:
     return lambda x, y, weight: rms_norm((x, y), weight, 1e-6, 1.0, interpret=False), (rows, rows, array(size))
 
 
+def lane_arrays(lanes: int) -> tuple[Any, ...]:
+    """Return types of lengths, fresh lanes and slots."""
+    return array(lanes, dtype=I32), array(lanes, dtype=BOOL), array(lanes, dtype=I32)
+
+
+def info_of(tokens: int, lengths: Any, fresh: Any, slots: Any) -> LaneInfo:
+    valid = jnp.arange(tokens)[None] < lengths[:, None]
+    return LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, slots=slots)
+
+
+def delta(tokens: int, size: int, by_channel: bool) -> Case:
+    """Return tokens of a delta rule from its convolution's outputs, in rows by slot."""
+    lanes, key_heads, heads = 2, 2, 4
+
+    def run(channels: Any, decay: Any, beta: Any, state: Any, *each: Any) -> Any:
+        token_inputs = DeltaTokens(channels, decay, beta)
+        return tuple(run_delta_rule(channels, key_heads, token_inputs, info_of(tokens, *each), state, GPU))
+
+    decay = array(lanes, tokens, heads, *([size] if by_channel else []))
+    channels = array(lanes, tokens, (2 * key_heads + heads) * size)
+    return run, (channels, decay, array(lanes, tokens, heads), array(8, heads, size, size), *lane_arrays(lanes))
+
+
+def surrounded(tokens: int, size: int) -> Case:
+    """Return tokens of SSD with factors on its values."""
+    lanes, groups, heads = 2, 2, 4
+
+    def run(key: Any, value: Any, decay: Any, skip: Any, state: Any, *each: Any) -> Any:
+        info = info_of(tokens, *each)
+        inputs = RecurrenceInputs(key, key, value, decay, state, info.valid, info.fresh, None, GPU, info.slots)
+        return tuple(ssd(inputs, surroundings=(-decay, skip)))
+
+    arrays = array(lanes, tokens, groups, size), array(lanes, tokens, heads, size), array(lanes, tokens, heads)
+    return run, (*arrays, array(heads), array(8, heads, size, size), *lane_arrays(lanes))
+
+
+def convolution(tokens: int, taps: int) -> Case:
+    lanes, channels = 2, 1024
+
+    def run(x: Any, weight: Any, bias: Any, state: Any, *each: Any) -> Any:
+        return layer_conv(x, weight, state, info_of(tokens, *each), bias, GPU)
+
+    weight, state = array(channels, 1, taps), array(8, taps - 1, channels, dtype=BF16)
+    return run, (array(lanes, tokens, channels), weight, array(channels), state, *lane_arrays(lanes))
+
+
 LARGEST: dict[str, Case] = {
     "attention, 64 rows of 64": attention(64, 64, 64, BF16), "attention, 64 rows of 128": attention(64, 128, 128, BF16),
     "attention, 80 rows of 256": attention(80, 256, 256, BF16), "attention, 512": attention(64, 512, 512, BF16),
@@ -82,6 +129,11 @@ LARGEST: dict[str, Case] = {
     "experts, e2m1": experts(8192, ("e2m1", False, False), False),
     "experts, e4m3, gated": experts(8192, ("e4m3", False, False), True),
     "norm, 128 rows": norm(3 * MAX_TURN),
+    "delta rule, 1 token of 256": delta(1, 256, False), "KDA, 1 token of 256": delta(1, 256, True),
+    "delta rule, 16 tokens of 128": delta(16, 128, False), "KDA, 16 tokens of 128": delta(16, 128, True),
+    "SSD, 1 token of 256": surrounded(1, 256), "SSD, 16 tokens of 128": surrounded(16, 128),
+    "delta rule, prompts of 128": delta(1024, 128, False), "KDA, prompts of 128": delta(1024, 128, True),
+    "SSD, prompts of 256": surrounded(1024, 256), "convolution, 16 tokens, 8 taps": convolution(16, 8),
 }  # fmt: skip
 """Name -> an operation in the largest blocks that `supports` takes."""
 
@@ -90,6 +142,7 @@ LARGEST: dict[str, Case] = {
 @pytest.mark.parametrize("target", CARDS)
 @pytest.mark.parametrize("name", LARGEST)
 def test_the_largest_blocks_keep_the_limits_of_each_card(name: str, target: str) -> None:
+    """In prompts a delta rule of 256 would spill 440 bytes."""
     run, arrays = LARGEST[name]
     check_limits(target, run, *arrays)
 

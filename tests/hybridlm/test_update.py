@@ -15,6 +15,7 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_checkpoint import FAMILIES, write_random_checkpoint
+from random_traffic import finished
 from safetensors.numpy import load_file, save_file
 from text_checkpoint import SETTINGS, load_with_steps
 
@@ -257,9 +258,8 @@ def test_refused_while_requests_run(lm: hybridlm.LM, trained: hybridlm.LM) -> No
             session.step()
         lm.update(trained.params)  # an open session without requests is no hindrance
         session.submit(PROMPT, max_tokens=3, logprobs=0)
-        while session.busy:
-            results = [event.completion for event in session.step() if event.completion is not None]
-    assert results[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
+        (result,) = finished(session).values()
+    assert result.token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
 
 
 def test_refused_while_prompts_are_scored(lm: hybridlm.LM, trained: hybridlm.LM) -> None:

@@ -145,7 +145,7 @@ def test_every_lane_has_the_bits_of_its_solo_run(
     assert f"{LANES}x{tokens} of {ROWS}" in str(shape)
     outputs, after = model.run(shape, model.params, together.pool, everyone)
     alone = lane_pages(model, tokens, drafts, IN_ORDER, np.arange(1, PAGES, dtype=np.int32))
-    active = np.flatnonzero(LENGTHS[tokens])
+    active: list[int] = np.flatnonzero(LENGTHS[tokens]).tolist()
     for lane in active:
         inputs = inputs_of(step, tokens, alone, np.arange(LANES) == lane, drafts)
         solo_outputs, solo = model.run(shape, model.params, alone.pool, inputs)

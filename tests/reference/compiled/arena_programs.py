@@ -2,7 +2,6 @@
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 import jax
@@ -13,7 +12,7 @@ from ir_passes import liveness
 from ir_passes.jaxpr import ir
 from ir_passes.scratch import planner
 from ir_passes.scratch.liveness import Liveness, is_view
-from ir_passes.scratch.planner import Buffer, Plan, aligned, pack, plan_liveness
+from ir_passes.scratch.planner import Buffer, Plan, pack, plan_liveness
 
 ROWS, K, V, D, CONTEXT, LAYERS = 6, 4, 8, 4, 6, 3
 
@@ -148,11 +147,6 @@ def sized_for_one_lane(live: Liveness, liveness: Liveness) -> Liveness:
 def touching(buffers: Sequence[Buffer]) -> list[int]:
     """Pack with bytes free at the time of their last use."""
     return pack([(size, start, max(start, end - 1)) for size, start, end in buffers])
-
-
-def apart(buffers: Sequence[Buffer]) -> list[int]:
-    """Return offsets one after the other, without shared bytes."""
-    return list(accumulate((aligned(size) for size, _, _ in buffers), initial=0))[:-1]
 
 
 def mutant_plan(mutant: str, name: str, lanes: int, monkeypatch: Any) -> Plan:

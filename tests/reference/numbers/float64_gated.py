@@ -29,7 +29,7 @@ FAMILIES = ("gigachat3_5", "alice_ai")
 """The families of checkpoints that `Float64GatedModel` reads."""
 
 
-def bounded(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, limit: float) -> np.ndarray:
+def bounded(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, *, limit: float) -> np.ndarray:
     """A feed-forward layer; `limit` bounds its inner inputs, 0 does not."""
     bound = limit or np.inf
     return (silu(np.minimum(x @ gate.T, bound)) * np.clip(x @ up.T, -bound, bound)) @ down.T

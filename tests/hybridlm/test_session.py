@@ -266,12 +266,6 @@ def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
         assert sorted(completions, key=lambda c: want.index(c)) == want
 
 
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 32])
-def test_identical_prompts_give_one_answer(text_lm: hybridlm.LM, count: int) -> None:
-    completions = text_lm.generate(["Where is the kite?"] * count, **SETTINGS)
-    assert len({tuple(c.token_ids) for c in completions}) == 1
-
-
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 32])
 def test_distinct_prompts_equal_their_solo_runs(text_lm: hybridlm.LM, count: int) -> None:
     prompts = [[3 + (5 * i + 7 * j * j) % 90 for j in range(1 + 3 * i % 13)] for i in range(count)]

@@ -99,23 +99,6 @@ def test_modes(mode: int) -> None:
     np.testing.assert_array_equal(tokens(x, sampling, WITH_KERNEL, mode), tokens(x, sampling, PLAIN, mode))
 
 
-def test_frequencies_are_the_filtered_distribution() -> None:
-    """A group's vocabulary and one more token: within five binomial standard deviations."""
-    rows, vocab = 20_000, 65
-    row = np.random.default_rng(5).normal(size=vocab).astype(np.float32)
-    actual = tokens(jnp.tile(row, (rows, 1)), settings(rows, 0.8, top_k=30, top_p=0.9), WITH_KERNEL)
-    weights = np.exp(row.astype(np.float64) / 0.8)
-    weights[np.argsort(-weights)[30:]] = 0
-    order = np.argsort(-weights)
-    above = np.cumsum(weights[order]) - weights[order]
-    weights[order[above >= 0.9 * weights.sum()]] = 0
-    expected = weights / weights.sum()
-    frequency = np.bincount(actual, minlength=vocab) / rows
-    assert set(np.flatnonzero(frequency)) <= set(np.flatnonzero(expected))
-    bound = 5 * np.sqrt(expected * (1 - expected) / rows) + 1e-9
-    np.testing.assert_array_less(np.abs(frequency - expected), bound)
-
-
 def test_words_that_depend_on_the_vocabulary_are_left_to_xla() -> None:
     shape = jax.ShapeDtypeStruct((1, VOCAB), jnp.float32)
     with jax.threefry_partitionable(False):

@@ -1,28 +1,24 @@
 """Kernels in their largest blocks keep the limits of each card; no GPU is needed."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from card_kernels import CARDS, array, check_limits, kernels_on
+from card_kernels import CARDS, Case, array, check_limits, delta, info_of, kernels_on, lane_arrays
 from packed_weights import weight_of
 
-from hybridlm.families import DeltaTokens, KVCache, LaneInfo, RecurrenceInputs, attend, layer_conv, ssd
+from hybridlm.families import KVCache, RecurrenceInputs, attend, layer_conv, ssd
 from models import KV_BLOCK, Devices
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
 from models.ops.quantised_experts import experts_product
-from models.ops.recurrences.delta_rule import run_delta_rule
 from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
 
 pytestmark = pytest.mark.target_cuda
 GPU = Devices(platform="gpu", kernels="auto")
 BF16, F16, F32, I32, BOOL = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.bool_
-Case = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function with kernels, and the types of its arrays."""
 
 
 def attention(rows: int, size: int, value: int, dtype: Any, blocks: int = 33, lanes: int = 2) -> Case:
@@ -65,29 +61,6 @@ def experts(rows: int, form: Any, gated: bool) -> Case:
 def norm(size: int) -> Case:
     rows = array(MAX_ROWS, size)
     return lambda x, y, weight: rms_norm((x, y), weight, 1e-6, 1.0, interpret=False), (rows, rows, array(size))
-
-
-def lane_arrays(lanes: int) -> tuple[Any, ...]:
-    """Return types of lengths, fresh lanes and slots."""
-    return array(lanes, dtype=I32), array(lanes, dtype=BOOL), array(lanes, dtype=I32)
-
-
-def info_of(tokens: int, lengths: Any, fresh: Any, slots: Any) -> LaneInfo:
-    valid = jnp.arange(tokens)[None] < lengths[:, None]
-    return LaneInfo(lengths, jnp.zeros_like(lengths), valid, fresh, 1, slots=slots)
-
-
-def delta(tokens: int, size: int, by_channel: bool) -> Case:
-    """Return tokens of a delta rule from its convolution's outputs, in rows by slot."""
-    lanes, key_heads, heads = 2, 2, 4
-
-    def run(channels: Any, decay: Any, beta: Any, state: Any, *each: Any) -> Any:
-        token_inputs = DeltaTokens(channels, decay, beta)
-        return tuple(run_delta_rule(channels, key_heads, token_inputs, info_of(tokens, *each), state, GPU))
-
-    decay = array(lanes, tokens, heads, *([size] if by_channel else []))
-    channels = array(lanes, tokens, (2 * key_heads + heads) * size)
-    return run, (channels, decay, array(lanes, tokens, heads), array(8, heads, size, size), *lane_arrays(lanes))
 
 
 def surrounded(tokens: int, size: int) -> Case:

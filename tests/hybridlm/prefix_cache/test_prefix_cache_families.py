@@ -22,7 +22,7 @@ FREE: dict[str, Any] = {"ignore_eos": True}
 @pytest.mark.long
 @pytest.mark.parametrize("golden", KINDS)
 def test_every_kind_of_state(golden: str) -> None:
-    """Cold equals warm around two chunks, and in calls whose states are moved and evicted."""
+    """Cold equals warm around two chunks, also with states that were moved and evicted."""
     options: dict[str, Any] = {"lanes": 3, "context": 140, "dtype": "float32", "chunk": 7}
     cold = hybridlm.load(GOLDEN / golden, **options)
     warm = hybridlm.load(GOLDEN / golden, prefix_cache="50MB", **options)

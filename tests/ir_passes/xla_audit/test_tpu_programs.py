@@ -172,10 +172,10 @@ ON_CHIP = [*((name, ()) for name in ("other", "done", "more", "sum", "part")), *
 
 
 def program(text: str, equal: Mapping[Place, Place] | None = None) -> Executable:
-    made = placed(text, equal, "tpu", ON_CHIP)
-    ids = {instruction.name: instruction.id for instruction in made.module.instructions.values()}
-    slices = {key: place for key, place in made.buffers.slices.items() if key != (ids.get("start"), (1,))}
-    return replace(made, buffers=Buffers(made.buffers.allocations, slices))
+    executable = placed(text, equal, "tpu", ON_CHIP)
+    ids = {instruction.name: instruction.id for instruction in executable.module.instructions.values()}
+    slices = {key: place for key, place in executable.buffers.slices.items() if key != (ids.get("start"), (1,))}
+    return replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
 
 
 def found(executable: Executable) -> list[FindingKind | MeasuredFault]:

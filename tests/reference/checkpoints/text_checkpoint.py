@@ -51,7 +51,7 @@ def write_text_checkpoint(directory: pathlib.Path) -> pathlib.Path:
 
 
 def load_with_steps(lm: hybridlm.LM, path: pathlib.Path, **settings: Any) -> hybridlm.LM:
-    """Load a checkpoint of the shapes of another model, which shares its compiled steps: they take the parameters."""
+    """Load a checkpoint with the compiled steps of a model of the same shapes."""
     loaded = hybridlm.load(path, **{**SETTINGS, **settings})
     loaded.engine.runner.programs = lm.engine.programs
     return loaded

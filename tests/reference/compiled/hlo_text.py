@@ -36,7 +36,7 @@ def module_of(text: str) -> Module:
 def placed(
     text: str, equal: Mapping[Place, Place] | None = None, platform: str = "gpu", chip: Collection[Place] = ()
 ) -> Executable:
-    """A program whose values have separate bytes, except those that share given bytes.
+    """Place the values of a program in separate bytes, or in given ones.
 
     Args:
         equal: place of a value -> the place in whose bytes it lies.

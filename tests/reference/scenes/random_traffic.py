@@ -45,7 +45,7 @@ def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, request: Aske
 
 
 def completed(session: hybridlm.Session) -> dict[int, Completion]:
-    """Make a step and check what the host knows; return the completions of requests that ended."""
+    """Make a step and check the session's integrity; return its completions by request."""
     events, cache = session.step(), session._engine.prefix_cache
     session.check_integrity()
     if cache is not None:

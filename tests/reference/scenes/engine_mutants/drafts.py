@@ -20,7 +20,7 @@ from hybridlm.steps.operands import StepInputs
 def partly_right(completions: Many[Alone]) -> Known:
     """Drafter with the traffic's solo completions: proposes no, some, all, or partly wrong tokens."""
     texts = zip(REQUESTS, completions, strict=True)
-    return Known([[*request.prompt, *alone.token_ids] for request, alone in texts], (4, 7, 4, 6, 4, 9, 2))
+    return Known([[*request.prompt, *completion.token_ids] for request, completion in texts], (4, 7, 4, 6, 4, 9, 2))
 
 
 def settled(patch: pytest.MonkeyPatch, change: Any) -> None:

@@ -176,7 +176,7 @@ ROLLBACK = (
            (MIXED,)),
     FORTY["vLLM#53919"],
     Report("vLLM#40880", "a program keeps the lengths that it was first run with", ("drafts-of-the-step-before",), (),
-           (f"{VERIFIED}::test_rejected_drafts_do_not_matter",)),
+           (f"{VERIFIED}::test_rows_bitwise_match_the_accepted_tokens_alone",)),
     FORTY["tpu-inference#2431"],
 )  # fmt: skip
 """Rejected drafts, and counts of accepted tokens."""

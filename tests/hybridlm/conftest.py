@@ -3,7 +3,7 @@
 from pathlib import Path
 
 import pytest
-from text_checkpoint import GOLDEN, SETTINGS, write_text_checkpoint
+from text_checkpoint import GOLDEN, SETTINGS, load_with_steps, write_text_checkpoint
 
 import hybridlm
 from hybridlm.engine import scheduler
@@ -43,10 +43,7 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
 @pytest.fixture(scope="session")
 def cached_lm(text_lm: hybridlm.LM) -> hybridlm.LM:
     """The same model with a prefix cache; tests replace it by an empty one."""
-    lm = hybridlm.load(text_lm.path, prefix_cache="600kB", **SETTINGS)
-    # The steps are the same, and take the parameters as arguments.
-    lm.engine.runner.programs = text_lm.engine.programs
-    return lm
+    return load_with_steps(text_lm, text_lm.path, prefix_cache="600kB")
 
 
 @pytest.fixture(scope="session")

@@ -3,6 +3,7 @@
 from typing import Any
 
 import pytest
+from random_traffic import finished
 
 import hybridlm
 from hybridlm import SamplingParams
@@ -69,9 +70,7 @@ def test_submitted_requests_draw_seeds(text_lm: hybridlm.LM) -> None:
     with text_lm.session() as session:
         for seed in (None, None, 7):
             session.submit("Ada", temperature=1.0, max_tokens=2, seed=seed)
-        results = {}
-        while session.busy:
-            results |= {event.index: event.completion for event in session.step() if event.completion}
+        results = finished(session)
     seeds = [results[i].seed for i in range(3)]
     assert None not in seeds and len(set(seeds)) == 3 and seeds[2] == 7
 

@@ -11,7 +11,7 @@ import pytest
 from command_line import run_command
 from safetensors.numpy import load_file, save_file
 from stopped_runs import stop_after_parts
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS, load_with_steps, write_text_checkpoint
 
 import hybridlm
 from hybridlm import CheckpointError
@@ -58,19 +58,12 @@ def with_tokenizer(base: Path, folder: Path) -> Path:
 
 @pytest.fixture(scope="module")
 def lm(text_lm: hybridlm.LM, base: Path) -> hybridlm.LM:
-    return loaded(base, text_lm)
-
-
-def loaded(path: Path, text_lm: hybridlm.LM, **settings: Any) -> hybridlm.LM:
-    lm = hybridlm.load(path, **{**SETTINGS, **settings})
-    # The steps are the same, and take the parameters as arguments.
-    lm.engine.runner.programs = text_lm.engine.programs
-    return lm
+    return load_with_steps(text_lm, base)
 
 
 @pytest.fixture(scope="module")
 def other(text_lm: hybridlm.LM, base: Path, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    return loaded(with_row(base, tmp_path_factory.mktemp("other") / "m"), text_lm)
+    return load_with_steps(text_lm, with_row(base, tmp_path_factory.mktemp("other") / "m"))
 
 
 @pytest.mark.slow
@@ -132,21 +125,6 @@ def test_small_files_that_change_results(lm: hybridlm.LM, base: Path, tmp_path: 
 
 
 @pytest.mark.slow
-def test_updates_by_a_checkpoint_and_by_arrays(lm: hybridlm.LM, other: hybridlm.LM, text_lm: hybridlm.LM) -> None:
-    changed = loaded(lm.path, text_lm)
-    prefix = changed.prefix(PROMPT)
-    changed.update(other.path)
-    assert changed.fingerprint == other.fingerprint
-    with pytest.raises(ValueError, match="model: expected"):
-        changed.generate([[5]], prefix=prefix, max_tokens=1)
-    calls = {lm.fingerprint, other.fingerprint}
-    for params in (other.params, lm.params):  # which differ in one row
-        changed.update(dict(params))
-        calls.add(changed.fingerprint)
-    assert len(calls) == 4
-
-
-@pytest.mark.slow
 def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """Prefix-cache states are compared with their model's fingerprint."""
 
@@ -155,7 +133,7 @@ def test_files_are_not_read_to_generate(base: Path, text_lm: hybridlm.LM, monkey
 
     monkeypatch.setattr("hybridlm.files.atomic.SETTLED_NS", 0)
     monkeypatch.setattr("hybridlm.checkpoint.fingerprint.checkpoint_fingerprint", unexpected)
-    lm = loaded(base, text_lm, prefix_cache="600kB")
+    lm = load_with_steps(text_lm, base, prefix_cache="600kB")
     prefix = lm.prefix(PROMPT[:9])
     lm.generate([PROMPT, PROMPT], max_tokens=2)
     lm.generate([PROMPT[9:]], prefix=prefix, max_tokens=2)
@@ -166,9 +144,9 @@ def test_a_model_of_files_that_changed_is_neither_saved_nor_merged_into(
     base: Path, text_lm: hybridlm.LM, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("hybridlm.files.atomic.SETTLED_NS", 0)
-    lm = loaded(copied(base, tmp_path / "m"), text_lm)
+    lm = load_with_steps(text_lm, copied(base, tmp_path / "m"))
     prefix = lm.prefix(PROMPT)
-    prefix_of_new = loaded(with_row(base, tmp_path / "new"), text_lm).prefix(PROMPT)
+    prefix_of_new = load_with_steps(text_lm, with_row(base, tmp_path / "new")).prefix(PROMPT)
     shutil.copyfile(tmp_path / "new" / "model.safetensors", tmp_path / "m" / "model.safetensors")
     for use in (lambda: lm.save(tmp_path / "saved"), lambda: lm.merge_adapter(tmp_path)):
         with pytest.raises(CheckpointError, match="has changed since it was loaded"):

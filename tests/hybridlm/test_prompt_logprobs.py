@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 from filled import nan_token
 from kept_states import empty_cache
+from random_traffic import completed, finished
 
 import hybridlm
 
@@ -74,13 +75,12 @@ def test_sessions(text_lm: hybridlm.LM) -> None:
     with text_lm.session() as session:
         session.submit(PROMPTS[4], max_tokens=4, ignore_eos=True, prompt_logprobs=1)
         for _ in range(3):
-            results |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            results |= completed(session)
         session.submit(full, prompt_logprobs=0)
         session.submit(PROMPTS[3], max_tokens=1, prompt_logprobs=1)
         session.submit(PROMPTS[3], max_tokens=1, prompt_logprobs=1)
         session.cancel(3)
-        while session.busy:
-            results |= {event.index: event.completion for event in session.step() if event.completion is not None}
+        results |= finished(session)
     assert results[1].finish_reason == "length" and len(results[1].prompt_logprobs or []) == text_lm.context
     assert results[3].prompt_logprobs is None
     assert [len(results[i].prompt_logprobs or []) for i in (0, 2)] == [13, CHUNK + 1]

@@ -5,22 +5,13 @@ from typing import Any
 import jax
 import numpy as np
 import pytest
+from random_traffic import completed, finished
 
 import hybridlm
 from ir_passes import SlotError, SlotFault
 
 SETTINGS: dict[str, Any] = {"max_tokens": 9, "ignore_eos": True}
 PROMPTS = ["Ada", "a longer prompt of many letters", "b", "chunk", "six___"]
-
-
-def drain(session: hybridlm.Session) -> dict[int, hybridlm.Completion]:
-    """Step until every request has ended."""
-    completions = {}
-    while session.busy:
-        for event in session.step():
-            if event.completion is not None:
-                completions[event.index] = event.completion
-    return completions
 
 
 def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
@@ -31,8 +22,8 @@ def test_requests_join_at_any_step(text_lm: hybridlm.LM) -> None:
         for number, prompt in enumerate(PROMPTS):
             assert session.submit(prompt, **SETTINGS) == number
             for _ in range(number):
-                completions |= {event.index: event.completion for event in session.step() if event.completion}
-        completions |= drain(session)
+                completions |= completed(session)
+        completions |= finished(session)
         assert session.step() == []
     assert [completions[i].token_ids for i in range(len(PROMPTS))] == [c.token_ids for c in want]
 
@@ -52,9 +43,7 @@ def test_of_those_that_wait_the_highest_priority_goes_first(text_lm: hybridlm.LM
     with text_lm.session() as session:
         for priority in (0, 0, 0, 0, 5, 1, 5):
             session.submit([7, 8, 9], priority=priority, max_tokens=2, ignore_eos=True)
-        ended: list[int] = []
-        while session.busy:
-            ended += [event.index for event in session.step() if event.completion]
+        ended = list(finished(session))
     assert ended == [4, 6, 5, 0, 1, 2, 3]
 
 
@@ -67,12 +56,12 @@ def test_cancel(text_lm: hybridlm.LM, steps: int) -> None:
             session.submit(prompt, **SETTINGS)
         completions = {}
         for _ in range(steps):
-            completions |= {event.index: event.completion for event in session.step() if event.completion}
+            completions |= completed(session)
         for index in (1, 4):
             session.cancel(index)
         with pytest.raises(KeyError, match="request 1 is not alive; alive are"):
             session.cancel(1)
-        completions |= drain(session)
+        completions |= finished(session)
     for index, completion in completions.items():
         if index in (1, 4):
             assert completion.finish_reason == "cancelled"
@@ -102,7 +91,7 @@ def test_steps_have_as_many_lanes_as_sequences(text_lm: hybridlm.LM, monkeypatch
             if step == 6:
                 for prompt in (PROMPTS[0], PROMPTS[2]):
                     session.submit(prompt, max_tokens=4, ignore_eos=True)
-            completions |= {event.index: event.completion for event in session.step() if event.completion}
+            completions |= completed(session)
             queue: Any = session._scheduler
             pool = queue._pool
             slots = [sequence.slot for sequence in queue.joined if sequence.request.index == 0]
@@ -130,7 +119,7 @@ def test_a_step_is_dispatched_before_the_last_one_is_read(text_lm: hybridlm.LM) 
         assert session.step() == [] and text_lm.stats["steps"] == steps + 1
         first = session.step()
         assert [event.index for event in first] == [0] and text_lm.stats["steps"] == steps + 2
-        drain(session)
+        finished(session)
     assert text_lm.stats["steps"] == steps + 9, "no surplus step: the last one is known by its number"
 
 
@@ -147,7 +136,7 @@ def test_a_decoding_step_on_one_device_puts_no_operand_by_itself(
         session.step()
         assert text_lm.stats["steps"] == steps + 1 and copies == []
         monkeypatch.undo()
-        drain(session)
+        finished(session)
 
 
 def test_the_surplus_step_of_a_sequence_that_stopped_changes_no_other(text_lm: hybridlm.LM) -> None:
@@ -275,12 +264,6 @@ def test_sessions_do_not_see_each_other(text_lm: hybridlm.LM) -> None:
                 assert got.logprobs.tobytes() == expected.logprobs.tobytes()
     for completions in streams:
         assert sorted(completions, key=lambda c: want.index(c)) == want
-
-
-@pytest.mark.parametrize("count", [1, 2, 3, 4, 5, 8, 16, 32])
-def test_identical_prompts_give_one_answer(text_lm: hybridlm.LM, count: int) -> None:
-    completions = text_lm.generate(["Where is the kite?"] * count, **SETTINGS)
-    assert len({tuple(c.token_ids) for c in completions}) == 1
 
 
 @pytest.mark.parametrize("count", [2, 3, 4, 5, 8, 16, 32])

@@ -3,10 +3,10 @@
 import threading
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
 from typing import Any
 
 import pytest
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 import hybridlm.session
@@ -16,8 +16,8 @@ SETTINGS = {"lanes": 3, "context": 256, "dtype": "float32", "chunk": 5, "cache":
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory) -> Iterator[hybridlm.LM]:
-    lm = hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("text")), **SETTINGS)
+def lm(text_path: Path) -> Iterator[hybridlm.LM]:
+    lm = hybridlm.load(text_path, **SETTINGS)
     lm.engine.checked = True
     yield lm
 

@@ -15,8 +15,9 @@ import numpy as np
 import pytest
 from flax import nnx
 from random_checkpoint import FAMILIES, write_random_checkpoint
+from random_traffic import finished
 from safetensors.numpy import load_file, save_file
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS, load_with_steps
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
@@ -26,35 +27,24 @@ PARAMETER, TENSOR = "layers.0.branches.1.inner.down_proj", "model.layers.0.mlp.d
 
 
 @pytest.fixture(scope="module")
-def base(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("base"))
-
-
-@pytest.fixture(scope="module")
-def other(base: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
+def other(text_path: Path, tmp_path_factory: pytest.TempPathFactory) -> Path:
     """The same model after some training."""
     directory, rng = tmp_path_factory.mktemp("other"), np.random.default_rng(0)
-    tensors = load_file(base / "model.safetensors")
+    tensors = load_file(text_path / "model.safetensors")
     moved = {name: x + 0.1 * x.std() * rng.normal(size=x.shape).astype(x.dtype) for name, x in tensors.items()}
     save_file(moved, directory / "model.safetensors")
-    (directory / "config.json").write_text((base / "config.json").read_text())
+    (directory / "config.json").write_text((text_path / "config.json").read_text())
     return directory
 
 
 @pytest.fixture(scope="module")
 def trained(text_lm: hybridlm.LM, other: Path) -> hybridlm.LM:
-    lm = hybridlm.load(other, **SETTINGS)
-    # The steps are the same, and take the parameters as arguments.
-    lm.engine.runner.programs = text_lm.engine.programs
-    return lm
+    return load_with_steps(text_lm, other)
 
 
 @pytest.fixture
-def lm(text_lm: hybridlm.LM, base: Path) -> hybridlm.LM:
-    lm = hybridlm.load(base, prefix_cache="600kB", **SETTINGS)
-    # The steps are the same, and take the parameters as arguments.
-    lm.engine.runner.programs = text_lm.engine.programs
-    return lm
+def lm(text_lm: hybridlm.LM, text_path: Path) -> hybridlm.LM:
+    return load_with_steps(text_lm, text_path, prefix_cache="600kB")
 
 
 def same(first: hybridlm.LM, second: hybridlm.LM) -> bool:
@@ -191,10 +181,10 @@ def test_layers_are_replaced_one_after_the_other(lm: hybridlm.LM, other: Path, m
     assert len(reads) >= 4 and [len(read) for read in reads] == sorted({len(read) for read in reads}) and reads[0]
 
 
-def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
+def test_wider_numbers_are_converted(text_path: Path, trained: hybridlm.LM) -> None:
     """A trainer's float32 weights, in a model that holds bfloat16."""
     settings: dict[str, Any] = SETTINGS | {"dtype": "bfloat16"}
-    lm = hybridlm.load(base, **settings)
+    lm = hybridlm.load(text_path, **settings)
     kinds = {name: array.dtype for name, array in lm.params.items()}
     lm.update(trained.params)
     assert {name: array.dtype for name, array in lm.params.items()} == kinds
@@ -205,10 +195,10 @@ def test_wider_numbers_are_converted(base: Path, trained: hybridlm.LM) -> None:
     assert PARAMETER in caught.value.faults[0] and lm.fingerprint == fingerprint
 
 
-def test_bfloat16_tensors_and_their_memory(base: Path, trained: hybridlm.LM) -> None:
+def test_bfloat16_tensors_and_their_memory(text_path: Path, trained: hybridlm.LM) -> None:
     """NumPy's DLPack lacks bfloat16; foreign memory is copied, as its owner may write."""
     settings: dict[str, Any] = SETTINGS | {"dtype": "bfloat16"}
-    lm = hybridlm.load(base, **settings)
+    lm = hybridlm.load(text_path, **settings)
     half = trained.params[PARAMETER].astype(jnp.bfloat16)
     lm.update({PARAMETER: Exported(half)}, partial=True)
     assert np.array_equal(lm.params[PARAMETER], half)
@@ -268,9 +258,8 @@ def test_refused_while_requests_run(lm: hybridlm.LM, trained: hybridlm.LM) -> No
             session.step()
         lm.update(trained.params)  # an open session without requests is no hindrance
         session.submit(PROMPT, max_tokens=3, logprobs=0)
-        while session.busy:
-            results = [event.completion for event in session.step() if event.completion is not None]
-    assert results[0].token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
+        (result,) = finished(session).values()
+    assert result.token_ids == trained.generate([PROMPT], max_tokens=3)[0].token_ids
 
 
 def test_refused_while_prompts_are_scored(lm: hybridlm.LM, trained: hybridlm.LM) -> None:
@@ -349,15 +338,15 @@ OTHER_TEXTS: dict[str, tuple[str, Callable[[dict[str, Any]], dict[str, Any]]]] =
 
 @pytest.mark.parametrize("fault", OTHER_TEXTS)
 def test_another_tokenizer_template_or_end_token_is_refused(
-    lm: hybridlm.LM, base: Path, other: Path, tmp_path: Path, fault: str
+    lm: hybridlm.LM, text_path: Path, other: Path, tmp_path: Path, fault: str
 ) -> None:
     """The loaded ones stay in use: texts would be cut, or ended, otherwise than by the new files."""
-    for file in (*base.iterdir(), *other.iterdir()):
+    for file in (*text_path.iterdir(), *other.iterdir()):
         shutil.copy(file, tmp_path)
     old = logprobs(lm)
     lm.update(tmp_path)
     new = logprobs(lm)
-    lm.update(base)
+    lm.update(text_path)
     name, fields = OTHER_TEXTS[fault]
     path = tmp_path / name
     file = json.loads(path.read_text()) if path.exists() else {}

@@ -21,7 +21,7 @@ import jax
 import pytest
 from command_line import load_in_commands, run_command
 from paged_shapes import compiled_steps
-from text_checkpoint import SETTINGS, write_text_checkpoint
+from text_checkpoint import SETTINGS
 
 import hybridlm
 from hybridlm import Event, demo
@@ -33,13 +33,8 @@ from hybridlm.text import Tokenizer
 
 
 @pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("checkpoint"))
-
-
-@pytest.fixture(scope="module")
-def loaded(checkpoint: Path) -> hybridlm.LM:
-    return hybridlm.load(checkpoint, **SETTINGS)
+def loaded(text_path: Path) -> hybridlm.LM:
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture
@@ -361,8 +356,8 @@ def test_usage_errors(lm: hybridlm.LM, arguments: list[str]):
     assert "Usage: hybridlm generate" in refused(*GENERATE, *arguments, status=2)
 
 
-def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
-    for file in checkpoint.glob("model*"):
+def test_checkpoint_errors(text_path: Path, tmp_path: Path, in_folder: Path):
+    for file in text_path.glob("model*"):
         (tmp_path / file.name).symlink_to(file)
     (tmp_path / "config.json").write_text('{"model_type": "gpt2"}')
     assert "gpt2" in refused("generate", "--model", tmp_path, "A")
@@ -372,11 +367,11 @@ def test_checkpoint_errors(checkpoint: Path, tmp_path: Path, in_folder: Path):
 
 
 @pytest.mark.filterwarnings("always::UserWarning")
-def test_warnings_are_one_line(checkpoint: Path, tmp_path: Path):
+def test_warnings_are_one_line(text_path: Path, tmp_path: Path):
     """A warning of a load reaches standard error without the line of our source."""
-    for file in checkpoint.iterdir():
+    for file in text_path.iterdir():
         (tmp_path / file.name).write_bytes(file.read_bytes())
-    config = json.loads((checkpoint / "config.json").read_text())
+    config = json.loads((text_path / "config.json").read_text())
     (tmp_path / "config.json").write_text(json.dumps(config | {"unheard_of": 1}))
     result = run_command("generate", "--model", tmp_path, "--context", "16", "x" * 17, code=1)
     warning, error = result.stderr.splitlines()

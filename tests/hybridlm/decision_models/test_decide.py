@@ -14,7 +14,7 @@ import tokenizers
 from decision_checkpoint import TOGETHER, write_jev
 from filled import nan_token
 from patched_functions import plant_fault
-from text_checkpoint import SETTINGS
+from text_checkpoint import SETTINGS, load_with_steps
 
 import hybridlm
 from hybridlm.checkpoint import CheckpointError
@@ -44,9 +44,7 @@ def lm(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> hybrid
     """The small model, with labels that are tokens of it, and temperatures."""
     settings = {"labels": LABELS, "temperature": {"choice": 0.5}}
     path = copied(text_lm, tmp_path_factory.mktemp("decide") / "model", decision=settings)
-    result = hybridlm.load(path, **SETTINGS)
-    result.engine.runner.programs = text_lm.engine.programs
-    return result
+    return load_with_steps(text_lm, path)
 
 
 def bits(result: Sequence[dict[str, hybridlm.Answer]]) -> list[Any]:

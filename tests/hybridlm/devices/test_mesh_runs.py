@@ -1,6 +1,5 @@
 """Models over a mesh of virtual devices give the numbers of one device."""
 
-from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -14,6 +13,7 @@ from exchanged import Devices, by_hand, counted, in_bytes
 from near_ties import check_same_samples
 from paged_shapes import compiled_steps
 from random_checkpoint import FAMILIES, MESHES, write_random_checkpoint
+from random_traffic import Known, finished
 from safetensors.numpy import load_file, save_file
 
 import hybridlm
@@ -23,19 +23,6 @@ PROMPTS = [
 ]  # fmt: skip
 SHOTS = [5, 9, 33] * 50
 SETTINGS: dict[str, Any] = {"context": 200, "dtype": "float32", "chunk": 5, "compilation_cache": False}
-
-
-class Knowing:
-    """Drafts the continuations of sequences, followed by one wrong token."""
-
-    def __init__(self, sequences: list[list[int]]):
-        self._sequences = sequences
-
-    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        continuations = (
-            sequence[len(token_ids) :] for sequence in self._sequences if sequence[: len(token_ids)] == list(token_ids)
-        )
-        return [*next(continuations, [])[: k - 1], 1][:k]
 
 
 def check_same_tokens(
@@ -92,7 +79,7 @@ def check_drafts_and_cache(
         prompts, expected: completions of `single`.
         speculate: as for `hybridlm.load`; None for a drafter that proposes the expected tokens, all of them accepted.
     """
-    drafter = Knowing([[*each.prompt_token_ids, *each.token_ids] for each in expected])
+    drafter = Known(expected, (8,))
     drafting = hybridlm.load(
         directory, lanes=8, mesh=mesh, speculate=speculate or drafter, draft_tokens=3, prefix_cache="4MB", **SETTINGS
     )
@@ -205,11 +192,7 @@ def test_steps_have_fewer_lanes_for_fewer_sequences(
         with lm.session() as session:
             for prompt, length in zip(PROMPTS, lengths, strict=True):
                 session.submit(prompt, max_tokens=length, ignore_eos=True)
-            completions = {}
-            while session.busy:
-                completions |= {
-                    event.index: event.completion for event in session.step() if event.completion is not None
-                }
+            completions = finished(session)
         return [completions[i] for i in range(10)]
 
     check_same_tokens(single, run(over), run(single))

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm.compiler.host import SlotsExhausted
@@ -20,9 +19,9 @@ pytestmark = pytest.mark.usefixtures("stored_steps")
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
+def lm(text_path: Path, stored_steps: None) -> hybridlm.LM:
     """Four lanes, with four pages for each."""
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("cache_size")), **SETTINGS)
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 def prompt(count: int, first: int = 3) -> list[int]:

@@ -12,7 +12,6 @@ from typing import Any
 
 import pytest
 from host_model import HostModel, continued, following, logprob
-from text_checkpoint import write_text_checkpoint
 
 import hybridlm
 from hybridlm import Session
@@ -33,11 +32,6 @@ DISTRIBUTIONS: dict[str, tuple[int, ...]] = {
     "equal": (120,),
     "around pages": (KV_BLOCK - 2, KV_BLOCK - 1, KV_BLOCK, KV_BLOCK + 1, 2 * KV_BLOCK),
 }
-
-
-@pytest.fixture(scope="module")
-def path(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_text_checkpoint(tmp_path_factory.mktemp("host_schedules"))
 
 
 @pytest.fixture(autouse=True)
@@ -196,32 +190,34 @@ def run_all(lm: hybridlm.LM, lengths: tuple[int, ...], seeds: range, requests: i
 
 
 @pytest.mark.parametrize("lengths", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
-def test_few_pages(path: Path, lengths: tuple[int, ...]) -> None:
-    events = run_all(host_lm(path, pages=5), lengths, range(6))
+def test_few_pages(text_path: Path, lengths: tuple[int, ...]) -> None:
+    events = run_all(host_lm(text_path, pages=5), lengths, range(6))
     rare = [name for name in (*OFTEN, "lost pools") if not events[name]]
     assert set(rare) <= ({"preemptions", "lost pools"} if max(lengths) < 10 else {"lost pools"}), events
 
 
 @pytest.mark.parametrize("lengths", ("all lengths", "around pages"))
-def test_few_pages_with_a_prefix_cache(path: Path, lengths: str) -> None:
+def test_few_pages_with_a_prefix_cache(text_path: Path, lengths: str) -> None:
     """Rows share pages; states go to the host and come back, or are dropped."""
     events = Counter[str]()
     for host in ("300kB", 0):
-        lm = host_lm(path, pages=6, prefix_cache={"device": "600kB", "host": host})
+        lm = host_lm(text_path, pages=6, prefix_cache={"device": "600kB", "host": host})
         events += run_all(lm, DISTRIBUTIONS[lengths], range(6))
     assert all(events[name] for name in (*OFTEN, "shared pages", "prefix_hits")), events
 
 
-def test_two_devices(path: Path) -> None:
+def test_two_devices(text_path: Path) -> None:
     """Rows and pages are split over the devices of a mesh; a row shares pages of its own device."""
-    lm = host_lm(path, pages=10, lanes=8, mesh=hybridlm.mesh(data=2), prefix_cache={"device": "600kB", "host": "300kB"})
+    lm = host_lm(
+        text_path, pages=10, lanes=8, mesh=hybridlm.mesh(data=2), prefix_cache={"device": "600kB", "host": "300kB"}
+    )
     events = run_all(lm, LENGTHS, range(6), requests=24)
     assert all(events[name] for name in (*OFTEN, "shared pages", "prefix_hits")), events
 
 
-def test_a_sequence_without_a_step_is_preempted(path: Path) -> None:
+def test_a_sequence_without_a_step_is_preempted(text_path: Path) -> None:
     """It has no state for the prefix cache."""
-    lm = host_lm(path, pages=9, lanes=8, prefix_cache="600kB")
+    lm = host_lm(text_path, pages=9, lanes=8, prefix_cache="600kB")
     prompts = [[5 + number] * 40 for number in range(8)]
     with lm.session() as idle, lm.session() as active:
         for prompt in prompts:
@@ -240,6 +236,6 @@ def test_a_sequence_without_a_step_is_preempted(path: Path) -> None:
 
 @pytest.mark.long
 @pytest.mark.parametrize("lengths", DISTRIBUTIONS.values(), ids=DISTRIBUTIONS)
-def test_many_schedules(path: Path, lengths: tuple[int, ...]) -> None:
+def test_many_schedules(text_path: Path, lengths: tuple[int, ...]) -> None:
     for pages, cache in ((4, None), (5, "300kB"), (7, {"device": "600kB", "host": 0})):
-        run_all(host_lm(path, pages=pages, prefix_cache=cache), lengths, range(100, 160))
+        run_all(host_lm(text_path, pages=pages, prefix_cache=cache), lengths, range(100, 160))

@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 from instruction_sets import instruction_sets
 from paged_shapes import compiled_steps
 from random_checkpoint import write_random_checkpoint
+from random_traffic import completed
 
 import hybridlm
 from hybridlm.engine.warmup import all_shapes, first_shapes
@@ -109,10 +110,9 @@ def completions(lm: hybridlm.LM, arrivals: dict[int, list[int]]) -> tuple[list[h
         for step in range(200):
             for tokens in arrivals.get(step, []):
                 session.submit(prompt(tokens), max_tokens=6, ignore_eos=True, logprobs=0)
-            completions |= {event.index: event.completion for event in session.step() if event.completion is not None}
+            completions |= completed(session)
             if step > max(arrivals) and not session.busy:
                 break
-        session.check_integrity()
     return [completions[index] for index in sorted(completions)], shapes
 
 

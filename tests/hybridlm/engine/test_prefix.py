@@ -2,58 +2,41 @@
 
 import copy
 import dataclasses
-import json
-from pathlib import Path
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from comparison import TOLERANCES
+from kept_states import assert_agree
 
 import hybridlm
 from hybridlm.engine.prefix import _arrays as arrays
-from models import family_of
 
-GOLDEN = Path(__file__).parents[2] / "golden"
-# One for each kind of state: delta rule with attention; state space alone; per-channel decay with latent attention;
-# convolution with attention; attention and a state space in one layer.
-KINDS = ("dense_interval", "mamba2_base", "kimi_base", "lfm2_base", "falcon_base")
 IDS = np.random.default_rng(0).integers(3, 90, 60).tolist()
 CONTINUATIONS = [IDS[40:41], IDS[41:46], IDS[46:60], IDS[44:48]]
 FREE: dict[str, Any] = {"max_tokens": 6, "ignore_eos": True}
 
 
-def check_boundary(lm: hybridlm.LM, length: int, tolerance: float) -> None:
-    """Compare completions and scores behind a prefix with joined prompts."""
-    tokens = IDS[:length]
-    prefix = lm.prefix(tokens)
-    joined = [tokens + ids for ids in CONTINUATIONS]
-    for got, want in zip(lm.generate(CONTINUATIONS, prefix=prefix, **FREE), lm.generate(joined, **FREE), strict=True):
-        assert got.prompt_token_ids == want.prompt_token_ids
-        until = next((i for i in range(6) if got.token_ids[i] != want.token_ids[i]), 6)
-        assert until == 6 or margin(lm, got.prompt_token_ids + got.token_ids[:until]) < 2 * tolerance
-    for got, want in zip(lm.score(CONTINUATIONS, prefix=prefix), lm.score(joined), strict=True):
-        assert got.token_ids == want.token_ids[length:] and got.prefix_tokens == length
-        np.testing.assert_allclose(got.logprobs, want.logprobs[length:], rtol=0, atol=tolerance)
-
-
-def margin(lm: hybridlm.LM, tokens: list[int]) -> float:
-    best = np.sort(np.asarray(lm.forward(tokens).logits[-1]))[-2:]
-    return float(best[1] - best[0])
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("length", [1, 2, 3, 4, 5, 6, 10, 11, 12, 30])
 def test_cold_and_warm_agree(text_lm: hybridlm.LM, length: int) -> None:
-    """About the kernel of the convolution (4) and the chunk (5)."""
-    check_boundary(text_lm, length, 1e-4)
+    """Completions and scores behind a prefix, about the kernel of the convolution (4) and the chunk (5)."""
+    tokens, lm = IDS[:length], text_lm
+    prefix = lm.prefix(tokens)
+    joined = [tokens + ids for ids in CONTINUATIONS]
+    for got, want in zip(lm.generate(CONTINUATIONS, prefix=prefix, **FREE), lm.generate(joined, **FREE), strict=True):
+        assert_agree(lm, got, want)
+    for got, want in zip(lm.score(CONTINUATIONS, prefix=prefix), lm.score(joined), strict=True):
+        assert got.token_ids == want.token_ids[length:] and got.prefix_tokens == length
+        np.testing.assert_allclose(got.logprobs, want.logprobs[length:], rtol=0, atol=1e-4)
 
 
-def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
+@pytest.mark.slow
+@pytest.mark.parametrize("chunks", [1, 2, 5])
+def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, chunks: int) -> None:
     """Behind whole chunks the state equals a full prompt in equal step shapes."""
-    engine = lm.engine
+    lm, engine = text_lm, text_lm.engine
     count = chunks * engine.chunk
     prefix = lm.prefix(IDS[: count + 1])
     with lm.session() as session:
@@ -66,23 +49,6 @@ def check_same_grid(lm: hybridlm.LM, chunks: int) -> None:
     for part, first, second in zip(engine.kind.layout, arrays(cold), arrays(prefix.snapshot), strict=True):
         assert first.tobytes() == second.tobytes(), part
     assert lm.generate([IDS[count + 1 : 40]], prefix=prefix, **FREE) == lm.generate([IDS[:40]], **FREE)
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("chunks", [1, 2, 5])
-def test_the_same_grid_gives_the_same_bits(text_lm: hybridlm.LM, chunks: int) -> None:
-    check_same_grid(text_lm, chunks)
-
-
-@pytest.mark.long
-@pytest.mark.parametrize("golden", KINDS)
-def test_cold_and_warm_agree_for_every_kind_of_state(golden: str) -> None:
-    lm = hybridlm.load(GOLDEN / golden, lanes=3, context=140, dtype="float32", chunk=7)
-    tolerance = TOLERANCES[family_of(json.loads((GOLDEN / golden / "config.json").read_text())).name]
-    for length in range(1, 18):
-        check_boundary(lm, length, tolerance)
-    for chunks in (1, 2, 5):
-        check_same_grid(lm, chunks)
 
 
 def test_the_tokens_of_a_prefix_are_processed_once(text_lm: hybridlm.LM) -> None:

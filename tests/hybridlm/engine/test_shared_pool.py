@@ -1,13 +1,13 @@
 """Scoring, completions and sessions share one pool: nothing is lost, and no number depends on the others."""
 
 import gc
+from pathlib import Path
 from typing import Any
 
 import pytest
-from text_checkpoint import write_text_checkpoint
+from random_traffic import finished, prompt
 
 import hybridlm
-from hybridlm import Completion
 from hybridlm.compiler.host import PageOwner
 from hybridlm.engine import scheduler
 from models import KV_BLOCK
@@ -24,9 +24,9 @@ pytestmark = [
 
 
 @pytest.fixture(scope="module")
-def lm(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
+def lm(text_path: Path, stored_steps: None) -> hybridlm.LM:
     """Four lanes of four pages each, and five pages for all of them."""
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("shared_pool")), **SETTINGS)
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture(autouse=True)
@@ -34,19 +34,6 @@ def little_room(monkeypatch: pytest.MonkeyPatch) -> None:
     """Sequences join with hardly more than their prompts, and decode after each step that reads."""
     monkeypatch.setattr(scheduler, "ROOM", 3)
     monkeypatch.setattr(scheduler, "MAX_PREFILL_RUN", 1)
-
-
-def prompt(count: int, first: int = 3) -> list[int]:
-    return [3 + (first + 7 * i * i) % 90 for i in range(count)]
-
-
-def finished(session: hybridlm.Session) -> dict[int, Completion]:
-    """Run a session to its end; return the completions by request."""
-    completions = {}
-    while session.busy:
-        completions |= {event.index: event.completion for event in session.step() if event.completion is not None}
-        session.check_integrity()
-    return completions
 
 
 def bits(scores: list[hybridlm.Score]) -> list[bytes]:

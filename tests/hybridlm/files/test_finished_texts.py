@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 from text_checkpoint import SETTINGS
-from toy_scorer import kill_after_nine_texts, write_lines
+from toy_scorer import kill_after_nine_texts, write_texts
 
 import hybridlm
 from hybridlm.files import finished
@@ -73,11 +73,7 @@ TASKS: dict[str, Task] = {
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Forty rows of 1 to 40 tokens, some with common prefixes."""
-    rng = np.random.default_rng(0)
-    stem = rng.integers(3, 90, 12).tolist()
-    rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
-    return write_lines(tmp_path / "in.jsonl", [{"id": i, "token_ids": row} for i, row in enumerate(rows)])
+    return write_texts(tmp_path / "in.jsonl")
 
 
 def kill_after(count: int, patch: pytest.MonkeyPatch) -> None:

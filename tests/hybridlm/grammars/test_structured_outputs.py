@@ -12,6 +12,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from patched_functions import plant_fault
+from random_traffic import completed, finished
 
 import hybridlm
 from hybridlm import Completion, GrammarError, SamplingParams
@@ -51,14 +52,12 @@ def follows(text: str | None, form: Mapping[str, Any]) -> bool:
     return bool(re.fullmatch(form.get("regex", r"<[p-z]{1,4}(,[p-z]{1,4}){1,2}>"), text))
 
 
-def finished(lm: hybridlm.LM, requests: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
+def asked(lm: hybridlm.LM, requests: Sequence[Mapping[str, Any]], **session: Any) -> list[Completion]:
     """Return the completions of requests with individual settings, in order."""
-    completions: dict[int, Completion] = {}
     with lm.session(**session) as running:
         for each in requests:
             running.submit(each.get("prompt", PROMPT), **{k: v for k, v in each.items() if k != "prompt"})
-        while running.busy:
-            completions |= {event.index: event.completion for event in running.step() if event.completion is not None}
+        completions = finished(running)
     return [completions[index] for index in sorted(completions)]
 
 
@@ -95,7 +94,7 @@ def test_lanes_have_their_own_forms_and_change_no_others(
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
     speculate = (lambda: Proposed(len(PROMPT), [ids(text_lm, choice) for choice in CHOICES])) if drafts else None
     plain: dict[str, Any] = {"prompt": "ababababab", "max_tokens": 9, "logprobs": 2}
-    free_completions = {seed: finished(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
+    free_completions = {seed: asked(text_lm, [plain | {"temperature": 0.9, "seed": seed}])[0] for seed in range(4)}
     requests: list[dict[str, Any]] = []
     for seed, form in enumerate(FORMS):
         requests.append({"structured_outputs": form, "max_tokens": 40})
@@ -104,14 +103,12 @@ def test_lanes_have_their_own_forms_and_change_no_others(
     steps = text_lm.engine.stats["verify_steps"]
     # Numbers of requests are part of the keys of random numbers.
     with text_lm.session(speculate=speculate() if speculate else None) as running:
-        completions: dict[int, Completion] = {}
         for number, item in enumerate(requests):
             prompt = item.get("prompt", PROMPT)
             rest = {key: value for key, value in item.items() if key != "prompt"}
             request = text_lm.text_model.inputs.request(number, prompt, SamplingParams(**rest))
             running.add(type(request)(**{**vars(request), "sampling_index": 0}))
-        while running.busy:
-            completions |= {event.index: event.completion for event in running.step() if event.completion is not None}
+        completions = finished(running)
     assert (text_lm.engine.stats["verify_steps"] > steps) is drafts
     for number, item in enumerate(requests):
         completion = completions[number]
@@ -133,7 +130,7 @@ def test_no_bit_of_other_lanes_depends_on_a_grammar(text_lm: hybridlm.LM, form: 
     neighbour = {"prompt": "ababab", "max_tokens": 9, "temperature": 1.0, "logprobs": 2}
     constraint = {"ignore_eos": True} if form is None else {"structured_outputs": form}
     (_, *completions), (_, *expected) = (
-        finished(text_lm, [neighbour | settings, *plain])
+        asked(text_lm, [neighbour | settings, *plain])
         for settings in (constraint, {"structured_outputs": {"regex": "9{9}"}})
     )
     assert [(completion.token_ids, completion.logprobs, completion.top_logprobs) for completion in completions] == [
@@ -178,11 +175,11 @@ def test_tokens_match_masked_logits(text_lm: hybridlm.LM, monkeypatch: pytest.Mo
     expected = reference(text_lm, choices, sampling, prompt)
     accepted = text_lm.engine.stats["accepted_tokens"]
     for speculate in (None, Proposed(len(prompt), [ids(text_lm, choice) for choice in choices])):
-        assert finished(text_lm, [settings], speculate=speculate)[0].token_ids == expected
+        assert asked(text_lm, [settings], speculate=speculate)[0].token_ids == expected
     assert text_lm.engine.stats["accepted_tokens"] > accepted
     # Drafts that are not allowed are no drafts.
     drafted = text_lm.engine.stats["drafted_tokens"]
-    assert finished(text_lm, [settings], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
+    assert asked(text_lm, [settings], speculate=Proposed(len(prompt), [[97 - 1] * 9]))[0].token_ids == expected
     assert text_lm.engine.stats["drafted_tokens"] == drafted
 
 
@@ -252,7 +249,7 @@ def test_the_end_comes_where_the_grammar_may_end(text_lm: hybridlm.LM) -> None:
     """A form that is unfinished at the token limit is reported in the finish reason."""
     (end,) = text_lm.eos_token_ids
     bias = {"logit_bias": {end: 80.0}, "max_tokens": 30}
-    complete, part = finished(
+    complete, part = asked(
         text_lm,
         [bias | {"structured_outputs": {"regex": "[ab]{4,}"}}, {"structured_outputs": FORMS[2], "max_tokens": 5}],
     )
@@ -276,9 +273,7 @@ def test_no_token_left_ends_the_request_alone(text_lm: hybridlm.LM) -> None:
         completions, errors = {}, []
         while running.busy:
             try:
-                completions |= {
-                    event.index: event.completion for event in running.step() if event.completion is not None
-                }
+                completions |= completed(running)
             except GrammarError as error:
                 errors.append(str(error))
     assert list(completions) == [2] and completions[2].text == "bc"

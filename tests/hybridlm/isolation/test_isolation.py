@@ -14,7 +14,6 @@ import pytest
 from disturbed_lanes import arguments, disturb_halves, measure, program, step_shape
 from paged_caches import by_lane, of_lanes
 from reused_rows import check_reused_rows
-from text_checkpoint import write_text_checkpoint
 from tiny_variants import OTHER_GOLDENS
 
 import hybridlm
@@ -32,11 +31,8 @@ MODELS = [
 
 
 @pytest.fixture(scope="module", params=MODELS)
-def lm(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
-    if request.param == "dense":
-        directory = write_text_checkpoint(tmp_path_factory.mktemp("dense"))
-    else:
-        directory = GOLDEN / request.param
+def lm(request: pytest.FixtureRequest, text_path: Path) -> hybridlm.LM:
+    directory = text_path if request.param == "dense" else GOLDEN / request.param
     return hybridlm.load(directory, lanes=LANES, context=CONTEXT, dtype="float32", chunk=CHUNK)
 
 

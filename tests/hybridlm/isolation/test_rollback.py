@@ -10,7 +10,8 @@ from head_checkpoints import write_agreeing
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from kept_states import empty_cache
-from replayed import Replayed, Run, Scripted
+from random_traffic import Known
+from replayed import Replayed, Run
 
 import hybridlm
 from models import KV_BLOCK
@@ -75,7 +76,7 @@ def run(replayed: Replayed, actions: list[Any], pattern: list[int] | None, budge
     engine = replayed.lm.engine
     cache = empty_cache(replayed.lm, budget).engine.prefix_cache
     try:
-        drafter = "as loaded" if pattern is None else Scripted(replayed.texts, pattern)
+        drafter = "as loaded" if pattern is None else Known([text.tokens for text in replayed.texts], pattern)
         with replayed.lm.session(speculate=drafter) as session:
             watched = Run(replayed, session)
             for lane in range(engine.lanes):  # so that pools have all their rows from the first step on

@@ -8,7 +8,7 @@ import re
 import subprocess
 import sys
 import tomllib
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from pathlib import Path
 from types import ModuleType
 from typing import Any
@@ -16,6 +16,7 @@ from typing import Any
 import numpy as np
 import pytest
 from installed_families import families_as_installed
+from random_traffic import Known
 from safetensors.numpy import save_file
 
 import hybridlm
@@ -139,19 +140,6 @@ def test_generates_with_certified_steps(lm: hybridlm.LM) -> None:
         assert certificate.holds and not [pool.path for pool in certificate.pools if pool.copies]
 
 
-class Guesses:
-    """Drafts with the right first token and wrong later ones."""
-
-    def __init__(self, texts: list[list[int]]):
-        self.texts = texts
-
-    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        """Return the next token of the text with this beginning, and wrong tokens."""
-        (text,) = (text for text in self.texts if text[: len(token_ids)] == list(token_ids))
-        right = text[len(token_ids) : len(token_ids) + k]
-        return [token if i == 0 else (token + 1) % CONFIG["vocab_size"] for i, token in enumerate(right)]
-
-
 REPEATING = [[5, 9, 3, 7, 5, 9, 3, 7, 5, 9], [10, 12, 10, 12, 10], [1]]
 SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 
@@ -162,9 +150,8 @@ SETTINGS: dict[str, Any] = {"max_tokens": 12, "ignore_eos": True, "logprobs": 0}
 def test_speculates(lm: hybridlm.LM, drafter: str) -> None:
     """Tokens and log-probabilities equal those without drafts; some drafts are rejected."""
     want = lm.generate(REPEATING, speculate=None, **SETTINGS)
-    texts = [[*completion.prompt_token_ids, *completion.token_ids] for completion in want]
     extra = dict(lm.stats)
-    completions = lm.generate(REPEATING, speculate="ngram" if drafter == "ngram" else Guesses(texts), **SETTINGS)
+    completions = lm.generate(REPEATING, speculate="ngram" if drafter == "ngram" else Known(want, (6,)), **SETTINGS)
     assert lm.stats["drafted_tokens"] - extra["drafted_tokens"] > lm.stats["accepted_tokens"] - extra["accepted_tokens"]
     for drafted, plain in zip(completions, want, strict=True):
         assert drafted.token_ids == plain.token_ids

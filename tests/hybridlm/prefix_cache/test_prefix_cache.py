@@ -9,7 +9,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from kept_states import assert_kept_agrees, empty_cache
+from kept_states import assert_agree, assert_kept_agrees, empty_cache
 from model_inputs import active_sequence
 from text_checkpoint import SETTINGS
 
@@ -33,16 +33,6 @@ def ids(count: int) -> list[int]:
 def new(count: int) -> list[int]:
     """Return tokens with a first token that no other prompt has."""
     return [next(FIRST), *ids(count - 1)]
-
-
-def assert_agree(lm: hybridlm.LM, got: hybridlm.Completion, want: hybridlm.Completion) -> None:
-    """The same tokens, or until two were as likely as each other."""
-    assert got.prompt_token_ids == want.prompt_token_ids and len(got.token_ids) == len(want.token_ids)
-    for i, (a, b) in enumerate(zip(got.token_ids, want.token_ids, strict=True)):
-        if a != b:
-            best = np.sort(np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:i]).logits[-1]))[-2:]
-            assert best[1] - best[0] < 2 * TOLERANCE
-            return
 
 
 def gained(lm: hybridlm.LM, stats: dict[str, int], *names: str) -> tuple[int, ...]:

@@ -1,7 +1,7 @@
 """Full pages of cached states are shared with rows: nothing is copied, no holder writes them, all are given back."""
 
-import random
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import jax
@@ -10,11 +10,9 @@ import numpy as np
 import pytest
 from kept_states import empty_cache
 from patched_functions import Call, record_calls
-from random_traffic import Asked, compare, traffic
-from text_checkpoint import write_text_checkpoint
+from random_traffic import finished
 
 import hybridlm
-from hybridlm import Completion
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.prefix_cache.moves import RowMoves
 from ir_passes import SlotError, SlotFault
@@ -33,8 +31,8 @@ def ids(count: int, seed: int) -> list[int]:
 
 
 @pytest.fixture(scope="module")
-def cold(tmp_path_factory: pytest.TempPathFactory, stored_steps: None) -> hybridlm.LM:
-    return hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("shared")), **SETTINGS)
+def cold(text_path: Path, stored_steps: None) -> hybridlm.LM:
+    return hybridlm.load(text_path, **SETTINGS)
 
 
 @pytest.fixture(scope="module")
@@ -103,19 +101,6 @@ def decodes(session: hybridlm.Session, index: int) -> bool:
     return any(sequence.request.index == index for sequence in session._scheduler.decoding)
 
 
-def finish(session: hybridlm.Session) -> dict[int, Completion]:
-    completions = dict[int, Completion]()
-    while session.busy:
-        for event in session.step():
-            if event.completion is not None:
-                completions[event.index] = event.completion
-        session.check_integrity()
-        cache = session._engine.prefix_cache
-        assert cache is not None
-        cache.check_integrity()
-    return completions
-
-
 MOVE = "hybridlm.programs.runner.Runner.move"
 
 
@@ -149,7 +134,7 @@ def test_two_sequences_have_the_pages_of_their_common_prefix(
         first, second = pages_of(session, 0), pages_of(session, 1)
         assert first[:2] == second[:2] == shared and not set(first[2:]) & set(second[2:])
         assert restored_pages(calls) == [32], "full pages are not copied"
-        completions = finish(session)
+        completions = finished(session)
         assert numbers_in(session, shared) == numbers, "no step has written them"
     assert [completions[index].token_ids for index in (0, 1)] == want
     assert lm.stats["prefix_hits"] >= 1
@@ -187,7 +172,7 @@ def test_nothing_outside_its_pages_reaches_a_sequence(cold: hybridlm.LM, lm: hyb
         try:
             session.step()
             pages = pages_of(session, 0)
-            completions = finish(session)
+            completions = finished(session)
         finally:
             lm.engine.after_step = None
     assert completions[0].token_ids == want and len(pages) == 3
@@ -200,7 +185,7 @@ def test_a_step_that_would_write_a_shared_page_is_refused(lm: hybridlm.LM, monke
     monkeypatch.setattr(RowMoves, "full_pages", lambda self, position: -(-position // KV_BLOCK))
     with pytest.raises(SlotError, match="would be written and has 2 holders", check=_shared), lm.session() as session:
         session.submit(FIRST, max_tokens=4, **FREE)
-        finish(session)
+        finished(session)
     cache_of(lm).clear()
 
 
@@ -252,26 +237,9 @@ def test_sequences_with_shared_pages_are_preempted(
     with few_pages.session() as session:
         for prompt in prompts:
             session.submit(prompt, max_tokens=90, **FREE)
-        completions = finish(session)
+        completions = finished(session)
     assert [completions[index].token_ids for index in range(3)] == want
     assert few_pages.stats["preemptions"] > preemptions
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("seed", range(3))
-def test_random_traffic_equals_solo_runs(
-    cold: hybridlm.LM, few_pages: hybridlm.LM, little_room: None, seed: int
-) -> None:
-    """Prompts that part within pages and at their ends join and are cancelled at random, in few pages."""
-    rng, stem = random.Random(seed), ids(300, 20 + seed)
-    empty_cache(few_pages, {"device": "200kB", "host": rng.choice((0, 10**5, 10**6))})
-    requests: list[Asked] = []
-    for number in range(12):
-        common = stem[: rng.choice((20, 127, 128, 129, 160, 256, 288))]
-        prompt = [*common, *ids(rng.choice((1, 3, 40, 120)), 30 + number)]
-        requests.append((prompt, {"max_tokens": rng.choice((1, 5, 30, 80)), **FREE}))
-    completions, _ = traffic(few_pages, requests, rng, arrivals=0.2)
-    compare(completions, [cold.generate([prompt], **settings)[0] for prompt, settings in requests])
 
 
 def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -282,10 +250,10 @@ def test_sessions_share_pages(cold: hybridlm.LM, lm: hybridlm.LM, monkeypatch: p
             first.step()
         calls = record_calls(monkeypatch, MOVE)
         second.submit(SECOND, max_tokens=8, **FREE)
-        completions = finish(second)
+        completions = finished(second)
         assert restored_pages(calls)[:1] == [32]
         assert completions[0].token_ids == alone(cold, SECOND, 8)
-        assert finish(first)[0].token_ids == alone(cold, FIRST, 30)
+        assert finished(first)[0].token_ids == alone(cold, FIRST, 30)
 
 
 def test_pages_of_lost_rows_are_forgotten(cold: hybridlm.LM, lm: hybridlm.LM) -> None:
@@ -326,7 +294,7 @@ def test_on_a_mesh_a_row_shares_the_pages_of_its_device(cold: hybridlm.LM) -> No
             session.step()
         first = sorted(tuple(pages_of(session, index)[:2]) for index in range(4))
         assert first[0] == first[1] or first[1] == first[2] or first[2] == first[3]
-        completions = finish(session)
+        completions = finished(session)
     assert [completions[index].token_ids for index in range(4)] == [alone(cold, prompt, 12) for prompt in prompts]
 
 
@@ -347,6 +315,6 @@ def test_the_sanitizer_finds_nothing_wrong(cold: hybridlm.LM) -> None:
     with sanitized.session() as session:
         for prompt in (FIRST, SECOND):
             session.submit(prompt, max_tokens=12, **FREE)
-        completions = finish(session)
+        completions = finished(session)
     assert [completions[index].token_ids for index in range(2)] == [alone(cold, each, 12) for each in (FIRST, SECOND)]
     assert sanitized.stats["prefix_hits"] == 1

@@ -5,6 +5,7 @@ from typing import Any
 
 import numpy as np
 import pytest
+from random_traffic import finished
 
 import hybridlm
 from hybridlm import Intervention
@@ -46,7 +47,6 @@ def test_a_request_joins_a_session(
     text_lm: hybridlm.LM, plain: list[hybridlm.Completion], expected: list[hybridlm.Completion], tmp_path: Path
 ) -> None:
     """Requests without captures keep their bits, also after steps without any."""
-    out: dict[int, hybridlm.Completion] = {}
     with text_lm.session(capture_to=tmp_path / "read") as session:
         session.submit(PROMPTS[1], **SETTINGS)
         session.step()
@@ -54,8 +54,7 @@ def test_a_request_joins_a_session(
             session.submit(PROMPTS[0], interventions=[Intervention.ablate_head(7, 0)])
         assert session.submit(PROMPTS[0], **SETTINGS, **READ, interventions=CHANGE) == 1
         session.submit(PROMPTS[2], **SETTINGS)
-        while session.busy:
-            out |= {event.index: event.completion for event in session.step() if event.completion}
+        out = finished(session)
     check(out[0], plain[1])
     check(out[2], plain[2])
     check_captured(out[1], expected[0])

@@ -18,7 +18,7 @@ HEAD = "| model | " + " | ".join(
 ) + " |"  # fmt: skip
 
 EDITED = ("recurrent", "conv")
-"""Roles of states that can be changed, the first columns; tests/hybridlm/steps/test_steps_by_slot.py compares them."""
+"""Roles of states that can be changed, the first columns; tests/hybridlm/steps/test_steps_by_page.py compares them."""
 LABELS = {"ling_lightning": "bailing_hybrid 2.5"}
 """Rows of a family with several kinds of layers."""
 

@@ -8,6 +8,7 @@ import numpy as np
 import pytest
 from model_inputs import changed_by
 from paged_shapes import compiled_steps
+from random_traffic import finished
 
 import hybridlm
 from hybridlm import SamplingParams
@@ -78,7 +79,7 @@ class FixedDrafts:
 def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyPatch) -> None:
     """All changes at once in three lanes, next to plain requests; drafts are verified."""
     monkeypatch.setattr("hybridlm.engine.speculation.Speculation.always", True)
-    prompts, outputs = [ids(text_lm), ids(text_lm, "ababababababab")], {}
+    prompts = [ids(text_lm), ids(text_lm, "ababababababab")]
     plain = [completion.token_ids for completion in text_lm.generate(prompts, max_tokens=12)]
     steps = text_lm.engine.stats["verify_steps"]
     with text_lm.session(speculate=FixedDrafts()) as session:
@@ -87,8 +88,7 @@ def test_each_lane_has_its_own(text_lm: hybridlm.LM, monkeypatch: pytest.MonkeyP
             requests += [(prompts[0], settings), (prompts[1], {})]
         for prompt, settings in requests:
             session.submit(prompt, max_tokens=12, **settings)
-        while session.busy:
-            outputs |= {e.index: e.completion.token_ids for e in session.step() if e.completion is not None}
+        outputs = {index: completion.token_ids for index, completion in finished(session).items()}
     assert text_lm.engine.stats["verify_steps"] > steps
     for index, (prompt, settings) in enumerate(requests):
         if settings:

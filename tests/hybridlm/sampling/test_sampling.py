@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
+from model_inputs import sampling_of
 from random_checkpoint import write_random_checkpoint
 
 import hybridlm
@@ -32,17 +33,6 @@ GPU = Devices(platform="gpu")
 run = jax.jit(sample_tokens)
 
 
-def settings(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0, seed=7, lanes=LANES) -> Sampling:
-    return Sampling(
-        np.full(lanes, temperature, np.float32),
-        np.full(lanes, top_k, np.int32),
-        np.full(lanes, top_p, np.float32),
-        np.full(lanes, min_p, np.float32),
-        np.tile(np.array([0, seed], np.uint32), (lanes, 1)),
-        np.arange(lanes, dtype=np.uint32),
-    )
-
-
 def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
     """Return float64 probabilities after temperature, top_k, top_p and min_p in turn."""
     p = np.exp(LOGITS.astype(np.float64) / temperature)
@@ -62,7 +52,7 @@ def expected(temperature=1.0, top_k=0, top_p=1.0, min_p=0.0) -> np.ndarray:
 ], ids=str)  # fmt: skip
 def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
     tokens = np.asarray(
-        run(np.tile(LOGITS, (LANES, 1)), settings(**filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
+        run(np.tile(LOGITS, (LANES, 1)), sampling_of(LANES, **filters), np.zeros(LANES, np.int32), np.int32(FILTERED))
     )
     frequency = np.bincount(tokens, minlength=VOCAB) / LANES
     want = expected(**filters)
@@ -74,7 +64,7 @@ def test_samples_follow_the_filtered_distribution(filters: dict) -> None:
 def test_temperature_zero_is_the_first_most_likely_token_in_either_branch() -> None:
     logits = np.array([[1, 3, 3, 2], [5, 5, 5, 5], [0, -1, -2, 7]], np.float32)
     for sampling_mode in (GREEDY, SAMPLED, FILTERED):
-        got = run(logits, settings(temperature=0.0, lanes=3), np.zeros(3, np.int32), np.int32(sampling_mode))
+        got = run(logits, sampling_of(3, 0.0), np.zeros(3, np.int32), np.int32(sampling_mode))
         assert got.tolist() == [1, 0, 3]
 
 
@@ -96,7 +86,7 @@ def test_filters_keep_the_tokens_of_a_sort_and_ties_together() -> None:
     ]  # fmt: skip
     for top_k, top_p, min_p in filters:
         scaled = np.stack(rows).astype(np.float32)
-        of = settings(top_k=top_k, top_p=top_p, min_p=min_p, lanes=len(rows))
+        of = sampling_of(len(rows), top_k=top_k, top_p=top_p, min_p=min_p)
         want = [kept_in_float64(row, top_k, top_p, min_p) for row in scaled]
         got = jax.jit(kept_by_filters)(scaled, of)
         np.testing.assert_array_equal(got, want, str((top_k, top_p, min_p)))
@@ -132,7 +122,7 @@ def test_an_infinite_logit_is_sampled() -> None:
     logits[:, 5] = np.inf
     each: list[dict[str, Any]] = [{}, {"top_k": 3}, {"top_p": 0.5}, {"min_p": 0.5}]
     for filters in each:
-        assert run(logits, settings(**filters, lanes=2), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
+        assert run(logits, sampling_of(2, **filters), np.zeros(2, np.int32), np.int32(FILTERED)).tolist() == [5, 5]
 
 
 def test_lanes_without_filters_sample_the_same_next_to_lanes_with_filters() -> None:
@@ -140,24 +130,24 @@ def test_lanes_without_filters_sample_the_same_next_to_lanes_with_filters() -> N
     rng = np.random.default_rng(0)
     logits = rng.integers(0, 3, (64, 3000)).astype(np.float32) * 1e6
     of_64 = np.zeros(64, np.int32)
-    plain, filtered = (run(logits, settings(lanes=64), of_64, np.int32(how)) for how in (SAMPLED, FILTERED))
+    plain, filtered = (run(logits, sampling_of(64), of_64, np.int32(how)) for how in (SAMPLED, FILTERED))
     np.testing.assert_array_equal(plain, filtered)
-    neighbour = settings(lanes=64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
+    neighbour = sampling_of(64)._replace(top_k=np.where(np.arange(64) % 2, 3, 0).astype(np.int32))
     np.testing.assert_array_equal(run(logits, neighbour, of_64, np.int32(FILTERED))[::2], plain[::2])
 
 
 def test_greedy_and_sampled_lanes_do_not_mix() -> None:
     logits = np.tile(LOGITS, (4, 1))
-    mixed = settings(lanes=4)._replace(temperature=np.array([0, 1, 0, 1], np.float32))
+    mixed = sampling_of(4)._replace(temperature=np.array([0, 1, 0, 1], np.float32))
     got = run(logits, mixed, np.zeros(4, np.int32), np.int32(FILTERED))
-    all_sampled = run(logits, settings(lanes=4), np.zeros(4, np.int32), np.int32(FILTERED))
+    all_sampled = run(logits, sampling_of(4), np.zeros(4, np.int32), np.int32(FILTERED))
     assert got.tolist() == [0, all_sampled[1], 0, all_sampled[3]]
 
 
 def every_setting(lanes: int) -> Sampling:
     """Lanes with each filter, with none, and greedy ones."""
-    kinds = [settings(lanes=1), settings(0.0, lanes=1), settings(top_k=3, lanes=1), settings(top_p=0.6, lanes=1)]
-    kinds.append(settings(min_p=0.3, lanes=1))
+    kinds = [sampling_of(1), sampling_of(1, 0.0), sampling_of(1, top_k=3), sampling_of(1, top_p=0.6)]
+    kinds.append(sampling_of(1, min_p=0.3))
     mixed = jax.tree.map(lambda *each: np.concatenate([each[i % len(each)] for i in range(lanes)]), *kinds)
     return mixed._replace(index=np.arange(lanes, dtype=np.uint32))
 
@@ -202,17 +192,17 @@ def test_steps_that_sample_lane_by_lane_are_certified_and_shared(tmp_path: Path,
 
 def test_a_sample_depends_on_seed_index_and_position_only() -> None:
     logits = np.tile(LOGITS, (LANES, 1))
-    base = np.asarray(run(logits, settings(), np.zeros(LANES, np.int32), np.int32(FILTERED)))
+    base = np.asarray(run(logits, sampling_of(LANES), np.zeros(LANES, np.int32), np.int32(FILTERED)))
     assert len(set(base.tolist())) > 5
     order = np.random.default_rng(0).permutation(LANES)
-    shuffled = jax.tree.map(lambda x: x[order], settings())
+    shuffled = jax.tree.map(lambda x: x[order], sampling_of(LANES))
     np.testing.assert_array_equal(run(logits, shuffled, np.zeros(LANES, np.int32), np.int32(FILTERED)), base[order])
     for other in (
-        run(logits, settings(seed=8), np.zeros(LANES, np.int32), np.int32(FILTERED)),
-        run(logits, settings(), np.ones(LANES, np.int32), np.int32(FILTERED)),
+        run(logits, sampling_of(LANES, seed=(0, 8)), np.zeros(LANES, np.int32), np.int32(FILTERED)),
+        run(logits, sampling_of(LANES), np.ones(LANES, np.int32), np.int32(FILTERED)),
         run(
             logits,
-            settings()._replace(seed=np.tile(np.array([1, 7], np.uint32), (LANES, 1))),
+            sampling_of(LANES)._replace(seed=np.tile(np.array([1, 7], np.uint32), (LANES, 1))),
             np.zeros(LANES, np.int32),
             np.int32(FILTERED),
         ),
@@ -224,7 +214,7 @@ def test_a_sample_depends_on_seed_index_and_position_only() -> None:
 def test_logits_that_are_no_numbers_give_no_token(temperature: float) -> None:
     logits = np.tile(LOGITS, (3, 1))
     logits[1, 4] = np.nan
-    got = run(logits, settings(temperature, lanes=3), np.zeros(3, np.int32), np.int32(FILTERED))
+    got = run(logits, sampling_of(3, temperature), np.zeros(3, np.int32), np.int32(FILTERED))
     assert got[1] == VOCAB and got[0] < VOCAB and got[2] < VOCAB
 
 

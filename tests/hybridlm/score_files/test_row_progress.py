@@ -5,9 +5,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
-from toy_scorer import write_lines
+from toy_scorer import write_lines, write_texts
 
 import hybridlm
 from hybridlm.score_files import run_file
@@ -87,11 +86,7 @@ def test_the_report_has_the_share_of_tokens(tmp_path: Path, text_lm: hybridlm.LM
 
 @pytest.fixture
 def texts(tmp_path: Path) -> Path:
-    """Forty rows of 1 to 40 tokens, some with common prefixes."""
-    rng = np.random.default_rng(0)
-    stem = rng.integers(3, 90, 12).tolist()
-    rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
-    return write_lines(tmp_path / "in.jsonl", [{"id": i, "token_ids": row} for i, row in enumerate(rows)])
+    return write_texts(tmp_path / "in.jsonl")
 
 
 def test_the_report_counts_no_call_of_another_thread(

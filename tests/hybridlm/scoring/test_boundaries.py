@@ -13,7 +13,7 @@ import tokenizers
 from chat_templates import TEMPLATES
 from hypothesis import example, given, settings
 from model_inputs import model_inputs
-from text_checkpoint import SETTINGS
+from text_checkpoint import load_with_steps
 
 import hybridlm
 from hybridlm.scoring.items import ItemReader
@@ -101,10 +101,7 @@ def test_boundaries(kind: str, prompt: str, completion: str, shift: int):
 @pytest.fixture(scope="module")
 def merging_lm(text_lm: hybridlm.LM, tmp_path_factory: pytest.TempPathFactory) -> hybridlm.LM:
     """The tiny model with a tokenizer of words."""
-    path = joining_tokenizers.write_merging_checkpoint(tmp_path_factory.mktemp("merging"))
-    lm = hybridlm.load(path, **SETTINGS)
-    lm.engine.runner.programs = text_lm.engine.programs
-    return lm
+    return load_with_steps(text_lm, joining_tokenizers.write_merging_checkpoint(tmp_path_factory.mktemp("merging")))
 
 
 @pytest.fixture

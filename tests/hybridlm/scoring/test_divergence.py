@@ -10,6 +10,7 @@ import pytest
 from comparison import js, kl, log_softmax, padded
 from packed_weights import packed_names
 from quantised_checkpoint import LAYOUTS, write_quantised
+from random_traffic import completed
 from text_checkpoint import GOLDEN, SETTINGS
 
 import hybridlm
@@ -132,10 +133,7 @@ def test_a_comparison_and_a_session_share_the_rows_of_the_other_model(
             if len(held) == 4:
                 for prompt in prompts:
                     session.submit(prompt, max_tokens=9, ignore_eos=True)
-            for event in session.step():
-                if event.completion is not None:
-                    results[event.index] = event.completion.token_ids
-            session.check_integrity()
+            results.update({index: completion.token_ids for index, completion in completed(session).items()})
             if len(held) == 10:
                 larger_lm.engine.pool.take()
 

@@ -1,13 +1,14 @@
 """Each fault of speculation is found by its finder; the unchanged engine passes."""
 
+from pathlib import Path
+
 import jax.numpy as jnp
 import pytest
 from engine_mutants import traffic
 from engine_mutants.catalogue import HOSTS, STEPS
-from engine_mutants.drafts import PartlyRight
+from engine_mutants.drafts import partly_right
 from engine_mutants.mutant import Finder
 from engine_mutants.replay import RIGHT, Faulty, mutated, refused
-from text_checkpoint import write_text_checkpoint
 from verify_scene import SIZES, Steps, prompts_of, scene_of
 
 import hybridlm
@@ -19,8 +20,8 @@ REPLAYED = [id for id, mutant in STEPS.items() if mutant.finder is Finder.REPLAY
 
 
 @pytest.fixture(scope="module")
-def steps(tmp_path_factory: pytest.TempPathFactory) -> Steps:
-    return Steps(hybridlm.load(write_text_checkpoint(tmp_path_factory.mktemp("model")), **SIZES))
+def steps(text_path: Path) -> Steps:
+    return Steps(hybridlm.load(text_path, **SIZES))
 
 
 @pytest.fixture(scope="module")
@@ -59,7 +60,7 @@ def completions(text_lm: hybridlm.LM) -> list[traffic.Alone]:
 def test_nothing_is_wrong_with_the_engine(text_lm: hybridlm.LM, completions: list[traffic.Alone]) -> None:
     """Lanes have all drafts, fewer or no drafts; two requests are cancelled, and rows move."""
     stats = dict(text_lm.stats)
-    assert traffic.finder(text_lm, completions, PartlyRight(completions)) is None
+    assert traffic.finder(text_lm, completions, partly_right(completions)) is None
     drafted, accepted = (text_lm.stats[name] - stats[name] for name in ("drafted_tokens", "accepted_tokens"))
     assert drafted > accepted + 10 > 30
 
@@ -70,12 +71,12 @@ def test_fault_of_the_host_is_found(
     text_lm: hybridlm.LM, completions: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HOSTS[id].fault(monkeypatch)
-    assert traffic.finder(text_lm, completions, PartlyRight(completions)) is HOSTS[id].finder
+    assert traffic.finder(text_lm, completions, partly_right(completions)) is HOSTS[id].finder
 
 
 @pytest.mark.long
 def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, completions: list[traffic.Alone]) -> None:
-    assert traffic.finder(sanitized_lm, completions, PartlyRight(completions)) is None
+    assert traffic.finder(sanitized_lm, completions, partly_right(completions)) is None
 
 
 @pytest.mark.long
@@ -84,7 +85,7 @@ def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
     sanitized_lm: hybridlm.LM, completions: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     HOSTS[id].fault(monkeypatch)
-    assert traffic.finder(sanitized_lm, completions, PartlyRight(completions)) is Finder.SANITIZER
+    assert traffic.finder(sanitized_lm, completions, partly_right(completions)) is Finder.SANITIZER
 
 
 def _contract(steps: Steps, lanes: int) -> LaneContract:

@@ -3,6 +3,7 @@
 import dataclasses
 import re
 from collections import Counter
+from typing import Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +16,6 @@ from audited_steps import (
     ROWS,
     SLOTS,
     STACKED,
-    TWO,
     TWO_SWAPPED,
     Step,
     copied_whole,
@@ -28,13 +28,12 @@ from audited_steps import (
     row_pool_twice,
     slots,
     stacked,
-    two_pools,
     two_pools_swapped,
     x,
 )
 from jax.sharding import Mesh, NamedSharding, PartitionSpec
 
-from ir_passes import AuditClaim, Lane, LaneContract, MeasuredFault, Pool, Shared
+from ir_passes import AuditClaim, Lane, LaneContract, Pool, Shared
 from ir_passes.xla_audit.audit import REFUTED_BY, audit, audit_executable
 from ir_passes.xla_audit.dataflow import live_values
 from ir_passes.xla_audit.findings import AuditError, FindingKind, where
@@ -42,10 +41,6 @@ from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
 RIGHT = right_steps()
 ARGS = (pool(), slots(), x())
-
-
-def kinds(step: Step) -> set[FindingKind | MeasuredFault]:
-    return {finding.kind for finding in step.audit().findings}
 
 
 @pytest.mark.parametrize("name", RIGHT)
@@ -80,10 +75,37 @@ def test_per_sequence_loop_copies_the_pool() -> None:
     assert "audited_steps.py" in str(raised.value)
 
 
-def test_scan_over_the_pool_copies_it() -> None:
-    report = Step(pool_as_xs, STACKED, (stacked(), slots(), x())).audit()
-    assert len(report.copies) == 1
-    assert {finding.kind for finding in report.findings} == {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+NEVER_READ = lambda pool, slots, x: (jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2)))
+WEIGHTED = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
+WHOLE = {FindingKind.POOL_COPY, FindingKind.SECOND_POOL}
+FAULTY: dict[str, tuple[Step, set[Any], list[str]]] = {
+    "scan over the pool": (Step(pool_as_xs, STACKED, (stacked(), slots(), x())), WHOLE, ["args[0]"]),
+    "old pool read after the write": (Step(copied_whole, ONE, ARGS), {FindingKind.POOL_COPY}, ["args[0]"]),
+    "new rows computed twice": (
+        Step(row_pool_twice, ROWS, (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x())),
+        {FindingKind.POOL_COPY}, ["args[0]"],
+    ),
+    "pool computed elsewhere": (Step(masked_whole, ONE, ARGS), {FindingKind.SECOND_POOL}, ["args[0]"]),
+    "pool that is not donated": (
+        Step(gather_compute_scatter, ONE, ARGS, donate=()), {FindingKind.NOT_IN_PLACE}, ["args[0]"],
+    ),
+    "pool that is never read": (Step(NEVER_READ, ONE, ARGS, donate=()), {FindingKind.NOT_IN_PLACE}, ["args[0]"]),
+    "swapped outputs": (
+        Step(two_pools_swapped, TWO_SWAPPED, (pool(), pool() + 1.0, slots(), x()), (0, 1)),
+        {FindingKind.WRONG_SUCCESSOR}, ["args[0]", "args[1]"],
+    ),
+    "weight that is overwritten": (
+        Step(lambda weight, x: (weight * x,), WEIGHTED, (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))),
+        {FindingKind.OVERWRITTEN}, ["args[0]"],
+    ),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize(("step", "kinds", "pools"), FAULTY.values(), ids=FAULTY)
+def test_faulty_steps(step: Step, kinds: set[Any], pools: list[str]) -> None:
+    findings = [finding for finding in step.audit().findings if finding.kind in kinds]
+    assert {finding.kind for finding in findings} == kinds
+    assert sorted({pool for finding in findings for pool in finding.pools}) == pools
 
 
 def test_copy_in_a_loop_is_said_to_be_in_one() -> None:
@@ -97,48 +119,6 @@ def test_copy_in_a_loop_is_said_to_be_in_one() -> None:
         return pools, x * total
 
     assert any(copy.looped for copy in Step(step, STACKED, (stacked(), slots(), x())).audit().copies)
-
-
-def test_old_pool_read_after_the_write_is_a_copy() -> None:
-    assert kinds(Step(copied_whole, ONE, ARGS)) == {FindingKind.POOL_COPY}
-
-
-def test_new_rows_computed_twice_are_a_copy() -> None:
-    args = (jnp.zeros((LANES, *ROW)), jnp.ones(LANES, bool), x())
-    assert kinds(Step(row_pool_twice, ROWS, args)) == {FindingKind.POOL_COPY}
-
-
-def test_pool_that_is_not_donated() -> None:
-    findings = Step(gather_compute_scatter, ONE, ARGS, donate=()).audit().findings
-    assert FindingKind.NOT_IN_PLACE in {finding.kind for finding in findings}
-    (not_donated,) = (finding for finding in findings if finding.kind is FindingKind.NOT_IN_PLACE)
-    assert not_donated.pools == ("args[0]",)
-
-
-def test_pool_that_is_never_read() -> None:
-    step = lambda pool, slots, x: (jnp.zeros((SLOTS, *ROW)).at[slots].set(x), x.sum((1, 2)))
-    findings = Step(step, ONE, ARGS, donate=()).audit().findings
-    assert [finding.pools for finding in findings if finding.kind is FindingKind.NOT_IN_PLACE] == [("args[0]",)]
-
-
-def test_swapped_outputs_get_each_others_bytes() -> None:
-    args = (pool(), pool() + 1.0, slots(), x())
-    findings = Step(two_pools_swapped, TWO_SWAPPED, args, (0, 1)).audit().findings
-    wrong = [finding for finding in findings if finding.kind is FindingKind.WRONG_SUCCESSOR]
-    assert [finding.pools for finding in wrong] == [("args[0]",), ("args[1]",)]
-    assert not Step(two_pools, TWO, args, (0, 1)).audit().findings
-
-
-def test_weight_that_is_overwritten() -> None:
-    contract = LaneContract(inputs=(Shared(), Lane()), outputs=(Lane(),))
-    step = lambda weight, x: (weight * x,)
-    args = (jnp.ones((LANES, 64)), jnp.ones((LANES, 64)))
-    (finding,) = Step(step, contract, args).audit().findings
-    assert (finding.kind, finding.pools) == (FindingKind.OVERWRITTEN, ("args[0]",))
-
-
-def test_pool_computed_elsewhere() -> None:
-    assert FindingKind.SECOND_POOL in kinds(Step(masked_whole, ONE, ARGS))
 
 
 def test_scratch_above_the_bound() -> None:

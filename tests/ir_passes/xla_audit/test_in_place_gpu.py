@@ -1,5 +1,6 @@
 """In-place fusions of XLA:GPU for an H100, and the same with faults."""
 
+from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, NamedTuple
 
@@ -7,12 +8,12 @@ import jax
 import jax.numpy as jnp
 import pytest
 from card_kernels import executable_on
-from hlo_text import ADD, module_of
+from hlo_text import ADD, Place, placed
 
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.memory import misplaced, overlaps
-from ir_passes.xla_audit.program import Allocation, Array, Buffers, Executable, Index, Slice
+from ir_passes.xla_audit.program import Index
 
 REDUCTION = (
     f"HloModule m, is_scheduled=true{ADD}"
@@ -82,16 +83,13 @@ def found(case: Case) -> list[tuple[int, Index, str]]:
     for old, new in case.changes:
         assert text.count(old) == 1, old
         text = text.replace(old, new)
-    read = module_of(text)
-    arrays: dict[tuple[int, Index], Array] = {
-        (i.id, index): array for i in read.main.instructions for index, array in i.arrays.items()
-    }
-    slices = {key: Slice(i, 0, array.bytes) for i, (key, array) in enumerate(arrays.items())}
-    (certificate,) = (instruction for instruction in read.main.instructions if instruction.opcode == "fusion")
-    for index, argument in case.shared.items():
-        slices[certificate.id, index] = slices[read.main.parameters[argument].id, ()]
-    allocations = {i: Allocation(i, array.bytes, None, False, False, False) for i, array in enumerate(arrays.values())}
-    executable = Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, case.platform, 0, "")
+    return hazards_of(
+        text, {("made", index): ("xy"[argument], ()) for index, argument in case.shared.items()}, case.platform
+    )
+
+
+def hazards_of(text: str, equal: Mapping[Place, Place], platform: str = "gpu") -> list[tuple[int, Index, str]]:
+    executable = placed(text, equal, platform)
     hazards = in_place_hazards(executable, live_values(executable))
     return [(hazard.operand, hazard.index, hazard.through.opcode) for hazard in hazards]
 
@@ -210,14 +208,9 @@ ENTRY main {
 def test_sums_over_devices_are_taken_where_their_own_operands_lie(
     result: int, operand: int, backend: str, expected: list[tuple[int, Index]]
 ) -> None:
-    module = module_of(ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}'))
-    sums = next(instruction for instruction in module.main.instructions if instruction.opcode == "all-reduce-start")
-    slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 256) for parameter in module.main.parameters.values()}
-    slices |= {(sums.id, (i,)): Slice(2 + i, 0, 256) for i in range(2)} | {(sums.id, (result,)): Slice(operand, 0, 256)}
-    allocations = {i: Allocation(i, 256, None, False, False, False) for i in range(4)}
-    executable = Executable(module, Buffers(allocations, slices), {0: 0, 1: 1}, "gpu", 0, "")
-    hazards = in_place_hazards(executable, live_values(executable))
-    assert [(hazard.operand, hazard.index) for hazard in hazards] == expected
+    text = ALL_REDUCE.replace("MORE", f'backend_config={{"backend":"{backend}"}}')
+    hazards = hazards_of(text, {("both", (result,)): ("xy"[operand], ())})
+    assert [hazard[:2] for hazard in hazards] == expected
 
 
 CALL = """
@@ -241,13 +234,8 @@ def test_a_call_of_a_library_writes_over_the_operand_alone_that_it_names(
     target: str, message: str, operand: int, good: bool
 ) -> None:
     """A product added to an operand, or a kernel that overwrites its named operand."""
-    module = module_of(CALL.replace("TARGET", target).replace("MORE", message))
-    slices = {(parameter.id, ()): Slice(parameter.parameter, 0, 1024) for parameter in module.main.parameters.values()}
-    slices[module.main.root, ()] = Slice(operand, 0, 1024)
-    allocations = {i: Allocation(i, 1024, None, False, False, False) for i in range(3)}
-    executable = Executable(module, Buffers(allocations, slices), {i: i for i in range(3)}, "gpu", 0, "")
-    hazards = in_place_hazards(executable, live_values(executable))
-    assert [(hazard.operand, hazard.index) for hazard in hazards] == ([] if good else [(operand, ())])
+    hazards = hazards_of(CALL.replace("TARGET", target).replace("MORE", message), {("made", ()): ("xyz"[operand], ())})
+    assert [hazard[:2] for hazard in hazards] == ([] if good else [(operand, ())])
 
 
 ALL_GATHER = """
@@ -264,22 +252,8 @@ ENTRY main {
 """
 
 
-def check_overlap(text: str, places: dict[str | tuple[str, int], tuple[int, int]], good: bool) -> None:
-    """Check whether values overlap.
-
-    Args:
-        text: a program.
-        places: names of values, or of their parts, with allocation and size.
-        good: True for values with separate bytes.
-    """
-    module = module_of(text)
-    ids = {instruction.name: instruction.id for instruction in module.main.instructions}
-    keys = {name: (ids[name], ()) if isinstance(name, str) else (ids[name[0]], name[1:]) for name in places}
-    slices: dict[tuple[int, Index], Slice] = {
-        keys[name]: Slice(place, 0, size) for name, (place, size) in places.items()
-    }
-    allocations = {i: Allocation(i, 512, 0 if i == 0 else None, False, False, False) for i in range(6)}
-    executable = Executable(module, Buffers(allocations, slices), {0: 0}, "gpu", 0, "")
+def check_overlap(text: str, equal: Mapping[Place, Place], good: bool) -> None:
+    executable = placed(text, equal)
     live = live_values(executable)
     assert list(misplaced(executable, live)) == []
     assert [overlap.kind for overlap in overlaps(executable, live)] == ([] if good else [FindingKind.OVERLAP])
@@ -288,8 +262,7 @@ def check_overlap(text: str, places: dict[str | tuple[str, int], tuple[int, int]
 @pytest.mark.parametrize("separate", [True, False])
 def test_operand_of_a_gather_is_in_use_until_it_is_done(separate: bool) -> None:
     """Values computed during a gather must not use its bytes."""
-    places: Any = {"x": (0, 256), "own": (1, 256), ("begun", 1): (2, 512), "begun": (4, 16), "both": (5, 16)}
-    check_overlap(ALL_GATHER, places | {"meanwhile": (3 if separate else 1, 256)}, separate)
+    check_overlap(ALL_GATHER, {} if separate else {("meanwhile", ()): ("own", ())}, separate)
 
 
 MEANWHILE = (
@@ -307,12 +280,16 @@ ENTRY main {
 )
 
 
-@pytest.mark.parametrize(("begun", "meanwhile", "good"), [
-    (1, 3, True), (2, 3, True), (2, 1, False), (1, 1, False),
+OWN, BEGUN, BESIDE = ("own", ()), ("begun", ()), ("meanwhile", ())
+
+
+@pytest.mark.parametrize(("equal", "good"), [
+    ({BEGUN: OWN}, True), ({}, True), ({BESIDE: OWN}, False), ({BEGUN: OWN, BESIDE: OWN}, False),
 ], ids=["in place", "apart", "over what is read", "over the sum"])  # fmt: skip
-def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(begun: int, meanwhile: int, good: bool) -> None:
-    places: Any = {"x": (0, 256), "own": (1, 256), "begun": (begun, 256), "both": (4, 256)}
-    check_overlap(MEANWHILE, places | {"meanwhile": (meanwhile, 256)}, good)
+def test_operand_of_a_sum_that_begins_early_is_in_use_until_it_is_done(
+    equal: Mapping[Place, Place], good: bool
+) -> None:
+    check_overlap(MEANWHILE, equal, good)
 
 
 sums_beside = lambda p, x: (p - x, (p * x).sum(-1))

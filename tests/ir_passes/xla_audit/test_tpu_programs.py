@@ -4,16 +4,15 @@ from collections.abc import Mapping
 from dataclasses import replace
 
 import pytest
-from hlo_text import module_of
+from hlo_text import Place, placed
 
 from ir_passes import MeasuredFault
 from ir_passes.xla_audit.dataflow import in_place_hazards, live_values
 from ir_passes.xla_audit.findings import FindingKind
 from ir_passes.xla_audit.kernels import kernels_in
 from ir_passes.xla_audit.memory import misplaced, overlaps, scratch_lower_bound
-from ir_passes.xla_audit.program import Allocation, Buffers, Executable, Index, Slice
+from ir_passes.xla_audit.program import Buffers, Executable, Index, Slice
 
-Place = tuple[str, Index]
 HBM, CHIP = "f32[64,128]{1,0:T(8,128)}", "f32[64,128]{1,0:T(8,128)S(1)}"
 SIZE = 4 * 64 * 128
 COPY = f"""
@@ -169,26 +168,14 @@ ENTRY main {{
 """
 
 
+ON_CHIP = [*((name, ()) for name in ("other", "done", "more", "sum", "part")), *(("start", (i,)) for i in range(3))]
+
+
 def program(text: str, equal: Mapping[Place, Place] | None = None) -> Executable:
-    """A program with disjoint values, except those that share given bytes."""
-    read = module_of(text)
-    ids = {instruction.name: instruction.id for instruction in read.instructions.values()}
-    arrays = {(i.id, index): array for i in read.instructions.values() for index, array in i.arrays.items()}
-    chip = {key for key in arrays if key[0] in {ids.get(name) for name in ("other", "done", "more", "sum", "part")}}
-    chip |= {(ids["start"], index) for index in ((0,), (1,), (2,))} if "start" in ids else set()
-    slices = {key: Slice(i, 0, array.padded_bytes) for i, (key, array) in enumerate(arrays.items())}
-    allocations = {
-        slices[key].allocation: Allocation(
-            slices[key].allocation, array.padded_bytes, None, False, False, False, key in chip
-        )
-        for key, array in arrays.items()
-    }
-    for (name, index), (other, target) in (equal or {}).items():
-        slices[ids[name], index] = slices[ids[other], target]
-    forwarded = {"copy-done", "async-done"}
-    slices = {key: place for key, place in slices.items() if read.instructions[key[0]].opcode not in forwarded}
-    slices = {key: place for key, place in slices.items() if key != (ids.get("start"), (1,))}
-    return Executable(read, Buffers(allocations, slices), {0: 0, 1: 1}, "tpu", 0, "")
+    executable = placed(text, equal, "tpu", ON_CHIP)
+    ids = {instruction.name: instruction.id for instruction in executable.module.instructions.values()}
+    slices = {key: place for key, place in executable.buffers.slices.items() if key != (ids.get("start"), (1,))}
+    return replace(executable, buffers=Buffers(executable.buffers.allocations, slices))
 
 
 def found(executable: Executable) -> list[FindingKind | MeasuredFault]:

@@ -1,16 +1,15 @@
 """Kernels in their largest blocks keep the limits of each card; no GPU is needed."""
 
-from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 import pytest
-from card_kernels import CARDS, array, check_limits, kernels_on
+from card_kernels import CARDS, Case, array, check_limits, delta, info_of, kernels_on, lane_arrays
 from packed_weights import weight_of
 
-from hybridlm.families import KVCache, attend
+from hybridlm.families import KVCache, RecurrenceInputs, attend, layer_conv, ssd
 from models import KV_BLOCK, Devices
 from models.ops.float32 import silu_gated
 from models.ops.linear import joined_linear
@@ -20,8 +19,6 @@ from models.ops.rms_norm_gpu import MAX_ROWS, MAX_TURN, rms_norm
 pytestmark = pytest.mark.target_cuda
 GPU = Devices(platform="gpu", kernels="auto")
 BF16, F16, F32, I32, BOOL = jnp.bfloat16, jnp.float16, jnp.float32, jnp.int32, jnp.bool_
-Case = tuple[Callable[..., Any], tuple[Any, ...]]
-"""A function with kernels, and the types of its arrays."""
 
 
 def attention(rows: int, size: int, value: int, dtype: Any, blocks: int = 33, lanes: int = 2) -> Case:
@@ -66,6 +63,29 @@ def norm(size: int) -> Case:
     return lambda x, y, weight: rms_norm((x, y), weight, 1e-6, 1.0, interpret=False), (rows, rows, array(size))
 
 
+def surrounded(tokens: int, size: int) -> Case:
+    """Return tokens of SSD with factors on its values."""
+    lanes, groups, heads = 2, 2, 4
+
+    def run(key: Any, value: Any, decay: Any, skip: Any, state: Any, *each: Any) -> Any:
+        info = info_of(tokens, *each)
+        inputs = RecurrenceInputs(key, key, value, decay, state, info.valid, info.fresh, None, GPU, info.slots)
+        return tuple(ssd(inputs, surroundings=(-decay, skip)))
+
+    arrays = array(lanes, tokens, groups, size), array(lanes, tokens, heads, size), array(lanes, tokens, heads)
+    return run, (*arrays, array(heads), array(8, heads, size, size), *lane_arrays(lanes))
+
+
+def convolution(tokens: int, taps: int) -> Case:
+    lanes, channels = 2, 1024
+
+    def run(x: Any, weight: Any, bias: Any, state: Any, *each: Any) -> Any:
+        return layer_conv(x, weight, state, info_of(tokens, *each), bias, GPU)
+
+    weight, state = array(channels, 1, taps), array(8, taps - 1, channels, dtype=BF16)
+    return run, (array(lanes, tokens, channels), weight, array(channels), state, *lane_arrays(lanes))
+
+
 LARGEST: dict[str, Case] = {
     "attention, 64 rows of 64": attention(64, 64, 64, BF16), "attention, 64 rows of 128": attention(64, 128, 128, BF16),
     "attention, 80 rows of 256": attention(80, 256, 256, BF16), "attention, 512": attention(64, 512, 512, BF16),
@@ -82,6 +102,11 @@ LARGEST: dict[str, Case] = {
     "experts, e2m1": experts(8192, ("e2m1", False, False), False),
     "experts, e4m3, gated": experts(8192, ("e4m3", False, False), True),
     "norm, 128 rows": norm(3 * MAX_TURN),
+    "delta rule, 1 token of 256": delta(1, 256, False), "KDA, 1 token of 256": delta(1, 256, True),
+    "delta rule, 16 tokens of 128": delta(16, 128, False), "KDA, 16 tokens of 128": delta(16, 128, True),
+    "SSD, 1 token of 256": surrounded(1, 256), "SSD, 16 tokens of 128": surrounded(16, 128),
+    "delta rule, prompts of 128": delta(1024, 128, False), "KDA, prompts of 128": delta(1024, 128, True),
+    "SSD, prompts of 256": surrounded(1024, 256), "convolution, 16 tokens, 8 taps": convolution(16, 8),
 }  # fmt: skip
 """Name -> an operation in the largest blocks that `supports` takes."""
 
@@ -90,6 +115,7 @@ LARGEST: dict[str, Case] = {
 @pytest.mark.parametrize("target", CARDS)
 @pytest.mark.parametrize("name", LARGEST)
 def test_the_largest_blocks_keep_the_limits_of_each_card(name: str, target: str) -> None:
+    """In prompts a delta rule of 256 would spill 440 bytes."""
     run, arrays = LARGEST[name]
     check_limits(target, run, *arrays)
 

@@ -9,6 +9,8 @@ import tokenizers
 from safetensors.numpy import load_file, save_file
 from tokenizers import decoders, models, pre_tokenizers
 
+import hybridlm
+
 GOLDEN = pathlib.Path(__file__).resolve().parents[2] / "golden" / "dense_interval"
 END = "<end>"
 SETTINGS: dict[str, Any] = {"lanes": 3, "context": 256, "dtype": "float32", "chunk": 5}
@@ -46,3 +48,10 @@ def write_text_checkpoint(directory: pathlib.Path) -> pathlib.Path:
     backend.save(str(directory / "tokenizer.json"))
     (directory / "tokenizer_config.json").write_text(json.dumps({"eos_token": END, "chat_template": TEMPLATE}))
     return directory
+
+
+def load_with_steps(lm: hybridlm.LM, path: pathlib.Path, **settings: Any) -> hybridlm.LM:
+    """Load a checkpoint with the compiled steps of a model of the same shapes."""
+    loaded = hybridlm.load(path, **{**SETTINGS, **settings})
+    loaded.engine.runner.programs = lm.engine.programs
+    return loaded

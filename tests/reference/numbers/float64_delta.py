@@ -5,69 +5,51 @@ module does; Ling 2.5 from arXiv:2401.04658 and the code that its authors releas
 `hybridlm`.
 """
 
+import functools
 import math
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
-from float64_reference import rms_norm, rotate, sigmoid, silu, softmax, swiglu
+from float64_reference import (
+    attend,
+    convolve,
+    delta_rule,
+    grouped_experts,
+    rms_norm,
+    rotate,
+    sigmoid,
+    silu,
+    swiglu,
+)
 
 FAMILIES = ("bailing_hybrid", "olmo_hybrid")
 """The families of checkpoints that `Float64DeltaModel` reads."""
 
 
-def convolved(x: np.ndarray, weights: Tensors, taps: int) -> list[np.ndarray]:
+def convolved(x: np.ndarray, weights: Tensors) -> list[np.ndarray]:
     """Convolved queries, keys and values of x [T, H]; three tensors act as one."""
     projected = [x @ weights[f"{part}_proj.weight"].T for part in "qkv"]
-    mixed = np.concatenate(projected, axis=-1)
-    kernel = np.concatenate([weights[f"{part}_conv1d.weight"] for part in "qkv"])[:, 0]
-    padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1])), mixed])
-    mixed = silu(np.sum([padded[tap : tap + len(x)] * kernel[:, tap] for tap in range(taps)], axis=0))
-    return np.split(mixed, np.cumsum([part.shape[1] for part in projected])[:-1], axis=-1)
-
-
-def delta_rule(q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, beta: np.ndarray) -> np.ndarray:
-    """Reads [T, heads, dv] of one sequence from the zero state.
-
-    q, k [T, key heads, dk], not yet normalised; v [T, heads, dv]; decay [T, heads, dk or 1]; beta [T, heads].
-    """
-    q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
-    group = v.shape[1] // k.shape[1]
-    state, read = np.zeros((v.shape[1], v.shape[2], k.shape[2])), np.zeros(v.shape)
-    for t in range(len(q)):
-        for head in range(v.shape[1]):
-            key = k[t, head // group]
-            saved = decay[t, head] * state[head]
-            state[head] = saved + np.outer(beta[t, head] * (v[t, head] - saved @ key), key)
-            read[t, head] = state[head] @ q[t, head // group] / np.sqrt(k.shape[2])
-    return read
+    kernel = np.concatenate([weights[f"{part}_conv1d.weight"] for part in "qkv"])
+    mixed, _ = convolve(np.concatenate(projected, axis=-1), kernel)
+    return np.split(silu(mixed), np.cumsum([part.shape[1] for part in projected])[:-1], axis=-1)
 
 
 def kimi_delta_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
     """Compute one KDA layer (arXiv:2510.26692) on the normalised x [T, H], with Ling's gates."""
     tokens, heads, size = len(x), config["num_attention_heads"], config.get("linear_head_dim", config["head_dim"])
-    q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights, config["short_conv_kernel_size"]))
+    q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights))
     f = (x @ weights["f_proj.weight"].T + weights["dt_bias"]).reshape(tokens, heads, size)
     rate = np.exp(weights["A_log"]).reshape(heads, 1)
     if config["kda_safe_gate"]:
         log_decay = config["kda_lower_bound"] * sigmoid(rate * f)
     else:
         log_decay = -rate * np.logaddexp(0.0, f)
-    read = delta_rule(q, k, v, np.exp(log_decay), sigmoid(x @ weights["b_proj.weight"].T))
+    read, _ = delta_rule(q, k, v, np.exp(log_decay), sigmoid(x @ weights["b_proj.weight"].T))
     gate = sigmoid(x @ weights["g_proj.weight"].T).reshape(tokens, heads, size)
     out = rms_norm(read, weights["o_norm.weight"], config["rms_norm_eps"]) * gate
     return out.reshape(tokens, -1) @ weights["dense.weight"].T
-
-
-def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray) -> np.ndarray:
-    """Causal softmax attention of q [T, heads, d]; k and v have [T, kv heads]."""
-    out, future = np.zeros((*q.shape[:2], v.shape[2])), np.triu(np.ones((len(q), len(q)), bool), 1)
-    for head in range(q.shape[1]):
-        source = head // (q.shape[1] // k.shape[1])
-        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / np.sqrt(q.shape[2]))
-        out[:, head] = softmax(scores) @ v[:, source]
-    return out
 
 
 def latent_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
@@ -139,34 +121,23 @@ def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], layer: in
     limit, shared_limit = (sizes[layer] for sizes in lists)
     shared = (weights[f"shared_experts.{part}_proj.weight"] for part in ("gate", "up", "down"))
     out = bounded(x, *shared, limit=shared_limit)
-    scores = sigmoid(x @ weights["gate.weight"].T)
-    saved, published = config["topk_group"], "n_group" in config
-    groups = config["n_group" if published else "num_expert_group"]
+    published = "n_group" in config
+    groups = config["n_group" if published else "num_expert_group"], config["topk_group"]
     count = config["num_experts_per_tok" if published else "num_experts_per_token"]
-    for t in range(len(x)):
-        preference = (scores[t] + weights["gate.expert_bias"]).reshape(groups, -1)
-        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:saved]
-        preference[[group for group in range(groups) if group not in best]] = -np.inf
-        chosen = np.argsort(-preference.reshape(-1), kind="stable")[:count]
-        total = scores[t, chosen].sum() + 1e-20 if config.get("moe_renormalize", True) else 1.0
-        for e in chosen:
-            if "experts.gate_up_proj" in weights:
-                gate, up, down = *np.split(weights["experts.gate_up_proj"][e], 2), weights["experts.down_proj"][e]
-            else:
-                gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
-            out[t] += config["routed_scaling_factor"] * scores[t, e] / total * bounded(x[t], gate, up, down, limit)
-    return out
+    factor, normalise = config["routed_scaling_factor"], config.get("moe_renormalize", True)
+    run = functools.partial(bounded, limit=limit)
+    return out + grouped_experts(x, weights, "gate.expert_bias", groups, count, factor, normalise, run)
 
 
 def strong_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
     """Compute one Gated DeltaNet mixer of OLMo Hybrid on the normalised x [T, H]."""
     tokens, heads, dk = len(x), config["linear_num_value_heads"], config["linear_key_head_dim"]
-    q, k, v = convolved(x, weights, config["linear_conv_kernel_dim"])
+    q, k, v = convolved(x, weights)
     q, k, v = q.reshape(tokens, -1, dk), k.reshape(tokens, -1, dk), v.reshape(tokens, heads, -1)
     step = np.logaddexp(0.0, x @ weights["a_proj.weight"].T + weights["dt_bias"])
     decay = np.exp(-np.exp(weights["A_log"]) * step)[..., None]
     beta = (2.0 if config["linear_allow_neg_eigval"] else 1.0) * sigmoid(x @ weights["b_proj.weight"].T)
-    read = delta_rule(q, k, v, decay, beta)
+    read, _ = delta_rule(q, k, v, decay, beta)
     out = rms_norm(read, weights["o_norm.weight"], 1e-5) * silu(x @ weights["g_proj.weight"].T).reshape(v.shape)
     return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
 

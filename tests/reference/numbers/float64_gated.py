@@ -4,53 +4,35 @@ Written from the model files that their authors sent to vLLM, the code that Giga
 arXiv:2603.15031. It shares no code with `models` or `hybridlm`.
 """
 
+import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
-from float64_delta import attend, convolved, delta_rule
-from float64_reference import gated_attention, rms_norm, sigmoid, silu, softmax
+from float64_delta import convolved
+from float64_reference import (
+    attend,
+    delta_rule,
+    gated_attention,
+    gated_delta_net,
+    grouped_experts,
+    rms_norm,
+    sigmoid,
+    silu,
+    softmax,
+    swiglu,
+)
 
 FAMILIES = ("gigachat3_5", "alice_ai")
 """The families of checkpoints that `Float64GatedModel` reads."""
 
 
-def swiglu(x: np.ndarray, weights: Tensors, limit: float) -> np.ndarray:
-    """A feed-forward layer on x [T, H]; `limit` bounds its inner inputs, 0 does not."""
-    gate, up = x @ weights["gate_proj.weight"].T, x @ weights["up_proj.weight"].T
-    if limit:
-        gate, up = np.minimum(gate, limit), np.clip(up, -limit, limit)
-    return (silu(gate) * up) @ weights["down_proj.weight"].T
-
-
-def below(weights: Tensors, prefix: str) -> dict[str, np.ndarray]:
-    return {name.removeprefix(prefix): value for name, value in weights.items() if name.startswith(prefix)}
-
-
-def expert(weights: Tensors, number: int) -> dict[str, np.ndarray]:
-    """Matrices of an expert, from its own tensors or from those of all experts."""
-    if "experts.gate_up_proj" not in weights:
-        return below(weights, f"experts.{number}.")
-    gate, up = np.split(weights["experts.gate_up_proj"][number], 2)
-    down = weights["experts.down_proj"][number]
-    return {"gate_proj.weight": gate, "up_proj.weight": up, "down_proj.weight": down}
-
-
-def routed(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], groups: int, kept: int, scale: float):
-    """Sigmoid-routed experts of x [T, H], chosen with the bias and weighted without it."""
-    out, scores = np.zeros_like(x), sigmoid(x @ weights["gate.weight"].T)
-    for t in range(len(x)):
-        preference = (scores[t] + weights["gate.e_score_correction_bias"]).reshape(groups, -1)
-        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[:kept]
-        preference[[group for group in range(groups) if group not in best]] = -np.inf
-        chosen = np.argsort(-preference.reshape(-1), kind="stable")[: config["num_experts_per_tok"]]
-        total = scores[t, chosen].sum() if config.get("norm_topk_prob", True) else 1.0
-        for e in chosen:
-            share = scale * scores[t, e] / total
-            out[t] += share * swiglu(x[t], expert(weights, e), config.get("swiglu_limit") or 0.0)
-    return out
+def bounded(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray, *, limit: float) -> np.ndarray:
+    """A feed-forward layer; `limit` bounds its inner inputs, 0 does not."""
+    bound = limit or np.inf
+    return (silu(np.minimum(x @ gate.T, bound)) * np.clip(x @ up.T, -bound, bound)) @ down.T
 
 
 def yarn(scaling: Mapping[str, Any], size: int, theta: float) -> tuple[np.ndarray, float, float]:
@@ -109,33 +91,27 @@ class Float64GatedModel(Float64Checkpoint):
 
     def _giga_forward(self, name: str, x: np.ndarray) -> np.ndarray:
         c, weights = self.config, self.below(name)
-        limit = c.get("swiglu_limit") or 0.0
-        if "gate.weight" not in weights:
-            return swiglu(x, weights, limit)
-        out = routed(x, weights, c, c["n_group"], c["topk_group"], c["routed_scaling_factor"])
-        return out + swiglu(x, below(weights, "shared_experts."), limit)
+        run = functools.partial(bounded, limit=c.get("swiglu_limit") or 0.0)
+        prefix = "shared_experts." if "gate.weight" in weights else ""
+        out = run(x, *(weights[f"{prefix}{part}_proj.weight"] for part in ("gate", "up", "down")))
+        if not prefix:
+            return out
+        groups, scale = (c["n_group"], c["topk_group"]), c["routed_scaling_factor"]
+        return out + self._routed(x, weights, groups, scale, run)
+
+    def _routed(
+        self, x: np.ndarray, weights: Tensors, groups: tuple[int, int], scale: float, run: Callable[..., np.ndarray]
+    ) -> np.ndarray:
+        count, normalise = self.config["num_experts_per_tok"], self.config.get("norm_topk_prob", True)
+        return grouped_experts(x, weights, "gate.e_score_correction_bias", groups, count, scale, normalise, run)
 
     def _delta_net(self, name: str, x: np.ndarray) -> np.ndarray:
         """Gated DeltaNet with fused projections by key head, and a factor times a sigmoid as the gate of its norm."""
-        c, weights, tokens = self.config, self.below(name), len(x)
-        keys, values, dk = c["linear_num_key_heads"], c["linear_num_value_heads"], c["linear_key_head_dim"]
-        dv, taps, group = c["linear_value_head_dim"], c["linear_conv_kernel_dim"], values // keys
-        fused = (x @ weights["in_proj_qkvz.weight"].T).reshape(tokens, keys, -1)
-        q, k, v, z = np.split(fused, np.cumsum([dk, dk, group * dv]), axis=-1)
-        mixed = np.concatenate([part.reshape(tokens, -1) for part in (q, k, v)], axis=-1)
-        padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1])), mixed])
-        kernel = weights["conv1d.weight"][:, 0]
-        mixed = silu(np.sum([padded[tap : tap + tokens] * kernel[:, tap] for tap in range(taps)], axis=0))
-        q, k, v = np.split(mixed, [keys * dk, 2 * keys * dk], axis=-1)
-        b, a = np.split((x @ weights["in_proj_ba.weight"].T).reshape(tokens, keys, 2 * group), 2, axis=-1)
-        step = np.logaddexp(0, a.reshape(tokens, values) + weights["dt_bias"])
-        decay = np.exp(-np.exp(weights["A_log"]) * step)[..., None]
-        q, k = (part.reshape(tokens, keys, dk) for part in (q, k))
-        read = delta_rule(q, k, v.reshape(tokens, values, dv), decay, sigmoid(b.reshape(tokens, values)))
-        centred = c["linear_gating_type"].endswith("zero_centered")
-        normed = rms_norm(read, weights["norm.weight"] + centred, c.get("linear_attn_o_norm_eps") or self._eps)
-        gated = normed * c["linear_sigmoid_gate_scale"] * sigmoid(z.reshape(tokens, values, dv))
-        return gated.reshape(tokens, -1) @ weights["out_proj.weight"].T
+        c, weights = self.config, self.below(name)
+        norm = weights["norm.weight"] + c["linear_gating_type"].endswith("zero_centered")
+        fields = {**c, "rms_norm_eps": c.get("linear_attn_o_norm_eps") or self._eps}
+        gate = lambda z: c["linear_sigmoid_gate_scale"] * sigmoid(z)
+        return gated_delta_net(x, weights | {"norm.weight": norm}, fields, gate).hidden
 
     def _latent_attention(self, name: str, x: np.ndarray) -> np.ndarray:
         """Latent attention with explicit heads, normed and scaled queries and latents, and a gate of every output."""
@@ -202,16 +178,18 @@ class Float64GatedModel(Float64Checkpoint):
 
     def _alice_experts(self, name: str, x: np.ndarray) -> np.ndarray:
         weights = self.below(name)
-        shared = swiglu(x, below(weights, "shared_expert."), 0.0)
-        return routed(x, weights, self.config, 1, 1, 1.0) + shared * sigmoid(x @ weights["shared_expert_gate.weight"].T)
+        run = functools.partial(bounded, limit=self.config.get("swiglu_limit") or 0.0)
+        shared = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
+        gate = sigmoid(x @ weights["shared_expert_gate.weight"].T)
+        return self._routed(x, weights, (1, 1), 1.0, run) + shared * gate
 
     def _kimi_delta_attention(self, name: str, x: np.ndarray) -> np.ndarray:
         c, weights, tokens = self.config, self.below(name), len(x)
         heads, size = c["linear_num_key_heads"], c["linear_key_head_dim"]
-        q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights, c["linear_conv_kernel_dim"]))
+        q, k, v = (part.reshape(tokens, heads, size) for part in convolved(x, weights))
         f = x @ weights["f_a_proj.weight"].T @ weights["f_b_proj.weight"].T + weights["dt_bias"]
         decay = np.exp(-np.exp(weights["a_log_bias"])[:, None] * np.logaddexp(0, f.reshape(tokens, heads, size)))
-        read = delta_rule(q, k, v, decay, sigmoid(x @ weights["b_proj.weight"].T))
+        read, _ = delta_rule(q, k, v, decay, sigmoid(x @ weights["b_proj.weight"].T))
         gate = sigmoid(x @ weights["g_a_proj.weight"].T @ weights["g_b_proj.weight"].T).reshape(read.shape)
         normed = rms_norm(read, weights["o_norm.weight"], self._eps) * gate
         return normed.reshape(tokens, -1) @ weights["o_proj.weight"].T

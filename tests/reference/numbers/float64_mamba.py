@@ -10,7 +10,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
-from float64_reference import rms_norm, rotate, silu, softmax, swiglu
+from float64_reference import attend, convolve, rms_norm, rotate, silu, swiglu
 
 FAMILIES = ("bamba", "falcon_h1")
 """The families of checkpoints that `Float64MambaModel` reads."""
@@ -44,15 +44,13 @@ def mamba2(
         norm: "gated" (norm of gated values), "normed" (gated after the norm) or "none".
         multipliers: factors on z, x, B, C and dt.
     """
-    tokens, heads, taps = len(x), len(weights["A_log"]), weights["conv1d.weight"].shape[-1]
+    tokens, heads = len(x), len(weights["A_log"])
     inner = heads * size
     state_size = (len(weights["conv1d.weight"]) - inner) // (2 * groups)
     parts = [inner, inner, groups * state_size, groups * state_size, heads]
     projected = x @ weights["in_proj.weight"].T * np.repeat(multipliers, parts)
     z, mixed, step = np.split(projected, [inner, len(projected[0]) - heads], axis=-1)
-    padded = np.concatenate([np.zeros((taps - 1, mixed.shape[1])), mixed])
-    kernel = weights["conv1d.weight"][:, 0]
-    mixed = np.sum([padded[tap : tap + tokens] * kernel[:, tap] for tap in range(taps)], axis=0)
+    mixed, conv = convolve(mixed, weights["conv1d.weight"])
     mixed = silu(mixed + weights.get("conv1d.bias", 0.0))
     value, b, c = np.split(mixed, np.cumsum(parts[1:3]), axis=-1)
     value = value.reshape(tokens, heads, size)
@@ -74,7 +72,7 @@ def mamba2(
         y = rms_norm(grouped, weights["norm.weight"].reshape(groups, -1), eps).reshape(tokens, inner)
     if norm == "normed":
         y = y * silu(z)
-    return Mamba2Output(y @ weights["out_proj.weight"].T, padded[tokens:], state)
+    return Mamba2Output(y @ weights["out_proj.weight"].T, conv, state)
 
 
 def attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], rotary: int) -> np.ndarray:
@@ -85,12 +83,7 @@ def attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any], rotary
     q, k, v = q.reshape(tokens, heads, size), k.reshape(tokens, kv_heads, size), v.reshape(tokens, kv_heads, size)
     theta = config["rope_parameters"]["rope_theta"]
     q, k = rotate(q, rotary, theta), rotate(k * config.get("key_multiplier", 1.0), rotary, theta)
-    out, future = np.zeros((tokens, heads, size)), np.triu(np.ones((tokens, tokens), dtype=bool), 1)
-    for head in range(heads):
-        source = head * kv_heads // heads
-        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / math.sqrt(size))
-        out[:, head] = softmax(scores) @ v[:, source]
-    return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
+    return attend(q, k, v).reshape(tokens, -1) @ weights["o_proj.weight"].T
 
 
 class Float64MambaModel(Float64Checkpoint):

@@ -46,15 +46,56 @@ def rms_norm(x: np.ndarray, weight: np.ndarray, eps: float) -> np.ndarray:
     return x / np.sqrt(np.mean(x * x, axis=-1, keepdims=True) + eps) * weight
 
 
-def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> DeltaNetOutput:
-    """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on x [T, H] from zero.
+def convolve(x: np.ndarray, kernel: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+    """Return the causal convolution of x [T, C] by kernel [C, 1, K] from zero, and the last inputs [K - 1, C]."""
+    taps = kernel.shape[-1]
+    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), x])
+    # The last tap meets the current token.
+    return np.sum([padded[tap : tap + len(x)] * kernel[:, 0, tap] for tap in range(taps)], axis=0), padded[len(x) :]
+
+
+def delta_rule(
+    q: np.ndarray, k: np.ndarray, v: np.ndarray, decay: np.ndarray, beta: np.ndarray
+) -> tuple[np.ndarray, np.ndarray]:
+    """Reads [T, heads, dv] of one sequence from the zero state, and its last state.
+
+    q, k [T, key heads, dk], not yet normalised; v [T, heads, dv]; decay [T, heads, dk or 1]; beta [T, heads].
+    """
+    q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
+    group = v.shape[1] // k.shape[1]
+    state, read = np.zeros((v.shape[1], v.shape[2], k.shape[2])), np.zeros(v.shape)
+    for t in range(len(q)):
+        for head in range(v.shape[1]):
+            key = k[t, head // group]
+            saved = decay[t, head] * state[head]
+            state[head] = saved + np.outer(beta[t, head] * (v[t, head] - saved @ key), key)
+            read[t, head] = state[head] @ q[t, head // group] / np.sqrt(k.shape[2])
+    return read, state
+
+
+def attend(q: np.ndarray, k: np.ndarray, v: np.ndarray, window: int | None = None) -> np.ndarray:
+    """Causal softmax attention of q [T, heads, d], over the last `window` positions; k and v have [T, kv heads]."""
+    out, place = np.zeros((*q.shape[:2], v.shape[2])), np.arange(len(q))
+    age = place[:, None] - place[None]
+    hidden = (age < 0) | (age >= (window or len(q)))
+    for head in range(q.shape[1]):
+        source = head // (q.shape[1] // k.shape[1])
+        scores = np.where(hidden, -np.inf, q[:, head] @ k[:, source].T / np.sqrt(q.shape[2]))
+        out[:, head] = softmax(scores) @ v[:, source]
+    return out
+
+
+def gated_delta_net(
+    x: np.ndarray, weights: Tensors, config: Mapping[str, Any], gate: Callable[[np.ndarray], np.ndarray] = silu
+) -> DeltaNetOutput:
+    """Compute one Gated DeltaNet mixer (arXiv:2412.06464) on x [T, H] from zero; `gate` is of its norm.
 
     `weights` are named as below `linear_attn.`: separate projections of Qwen3.5, or fused projections of
     Qwen3-Next with rows grouped by key head.
     """
     tokens = len(x)
     key_heads, value_heads = config["linear_num_key_heads"], config["linear_num_value_heads"]
-    dk, dv, taps = config["linear_key_head_dim"], config["linear_value_head_dim"], config["linear_conv_kernel_dim"]
+    dk, dv = config["linear_key_head_dim"], config["linear_value_head_dim"]
     group = value_heads // key_heads
     if "in_proj_qkvz.weight" in weights:
         qkvz = (x @ weights["in_proj_qkvz.weight"].T).reshape(tokens, key_heads, 2 * dk + 2 * group * dv)
@@ -66,26 +107,13 @@ def gated_delta_net(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) 
         qkv, z, b, a = (x @ weights[f"in_proj_{part}.weight"].T for part in ("qkv", "z", "b", "a"))
     z = z.reshape(tokens, value_heads, dv)
 
-    padded = np.concatenate([np.zeros((taps - 1, qkv.shape[1])), qkv])
-    kernel = weights["conv1d.weight"][:, 0, :]
-    # The last tap meets the current token.
-    mixed = silu(np.sum([padded[tap : tap + tokens] * kernel[:, tap] for tap in range(taps)], axis=0))
-    q, k, v = np.split(mixed, [key_heads * dk, 2 * key_heads * dk], axis=-1)
-    q, k = (part.reshape(tokens, key_heads, dk) for part in (q, k))
-    q, k = (part / np.sqrt((part * part).sum(axis=-1, keepdims=True) + 1e-6) for part in (q, k))
-    q, v = q / np.sqrt(dk), v.reshape(tokens, value_heads, dv)
+    mixed, conv = convolve(qkv, weights["conv1d.weight"])
+    q, k, v = np.split(silu(mixed), [key_heads * dk, 2 * key_heads * dk], axis=-1)
+    q, k, v = q.reshape(tokens, key_heads, dk), k.reshape(tokens, key_heads, dk), v.reshape(tokens, value_heads, dv)
     decay = np.exp(-np.exp(weights["A_log"]) * np.logaddexp(0.0, a + weights["dt_bias"]))
-    beta = sigmoid(b)
-
-    state, read = np.zeros((value_heads, dv, dk)), np.zeros((tokens, value_heads, dv))
-    for t in range(tokens):
-        for head in range(value_heads):
-            key, query = k[t, head // group], q[t, head // group]
-            saved = decay[t, head] * state[head]
-            state[head] = saved + np.outer(beta[t, head] * (v[t, head] - saved @ key), key)
-            read[t, head] = state[head] @ query
-    gated = rms_norm(read, weights["norm.weight"], config["rms_norm_eps"]) * silu(z)
-    return DeltaNetOutput(gated.reshape(tokens, -1) @ weights["out_proj.weight"].T, padded[tokens:], state)
+    read, state = delta_rule(q, k, v, decay[..., None], sigmoid(b))
+    gated = rms_norm(read, weights["norm.weight"], config["rms_norm_eps"]) * gate(z)
+    return DeltaNetOutput(gated.reshape(tokens, -1) @ weights["out_proj.weight"].T, conv, state)
 
 
 def rotate(x: np.ndarray, rotary: int, theta: float) -> np.ndarray:
@@ -109,34 +137,60 @@ def gated_attention(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) 
     k, v = ((x @ weights[f"{part}_proj.weight"].T).reshape(tokens, kv_heads, size) for part in ("k", "v"))
     q = rotate(rms_norm(q, 1.0 + weights["q_norm.weight"], eps), rotary, theta)
     k = rotate(rms_norm(k, 1.0 + weights["k_norm.weight"], eps), rotary, theta)
-    out = np.zeros((tokens, heads, size))
-    future = np.triu(np.ones((tokens, tokens), dtype=bool), 1)
-    for head in range(heads):
-        source = head // (heads // kv_heads)
-        scores = np.where(future, -np.inf, q[:, head] @ k[:, source].T / np.sqrt(size))
-        out[:, head] = softmax(scores) @ v[:, source]
-    return (out * sigmoid(gate)).reshape(tokens, -1) @ weights["o_proj.weight"].T
+    return (attend(q, k, v) * sigmoid(gate)).reshape(tokens, -1) @ weights["o_proj.weight"].T
 
 
 def swiglu(x: np.ndarray, gate: np.ndarray, up: np.ndarray, down: np.ndarray) -> np.ndarray:
     return (silu(x @ gate.T) * (x @ up.T)) @ down.T
 
 
+def expert(weights: Tensors, number: int) -> tuple[np.ndarray, ...]:
+    """Gate, up and down of an expert, from its own tensors or from those of all experts."""
+    if "experts.gate_up_proj" in weights:
+        return *np.split(weights["experts.gate_up_proj"][number], 2), weights["experts.down_proj"][number]
+    return tuple(weights[f"experts.{number}.{part}_proj.weight"] for part in ("gate", "up", "down"))
+
+
 def experts(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """The expert mixture with its gated shared expert on x [T, H], by tokens."""
-    shared = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
-    out = sigmoid(x @ weights["shared_expert_gate.weight"].T) * shared
+    """The expert mixture with its shared expert, which may have a gate, on x [T, H], by tokens."""
+    out = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
+    if "shared_expert_gate.weight" in weights:
+        out *= sigmoid(x @ weights["shared_expert_gate.weight"].T)
     scores = softmax(x @ weights["gate.weight"].T)
     for t in range(len(x)):
         chosen = np.argsort(-scores[t], kind="stable")[: config["num_experts_per_tok"]]
         total = scores[t, chosen].sum() if config.get("norm_topk_prob", True) else 1.0
         for e in chosen:
-            if "experts.gate_up_proj" in weights:
-                gate, up = np.split(weights["experts.gate_up_proj"][e], 2)
-                down = weights["experts.down_proj"][e]
-            else:
-                gate, up, down = (weights[f"experts.{e}.{part}_proj.weight"] for part in ("gate", "up", "down"))
-            out[t] += scores[t, e] / total * swiglu(x[t], gate, up, down)
+            out[t] += scores[t, e] / total * swiglu(x[t], *expert(weights, e))
+    return out
+
+
+def grouped_experts(
+    x: np.ndarray,
+    weights: Tensors,
+    bias: str,
+    groups: tuple[int, int],
+    count: int,
+    scale: float,
+    normalise: bool,
+    run: Callable[..., np.ndarray] = swiglu,
+) -> np.ndarray:
+    """Sigmoid-routed experts of x [T, H], chosen with the bias and weighted without it, token by token.
+
+    Args:
+        groups: number of groups, and of the chosen ones, by the sums of their best two.
+        count: experts of a token.
+        run: an expert, of x [H] and its matrices.
+    """
+    out, scores = np.zeros_like(x), sigmoid(x @ weights["gate.weight"].T)
+    for t in range(len(x)):
+        preference = (scores[t] + weights[bias]).reshape(groups[0], -1)
+        best = np.argsort(-np.sort(preference, axis=-1)[:, -2:].sum(axis=-1), kind="stable")[: groups[1]]
+        preference[[group for group in range(groups[0]) if group not in best]] = -np.inf
+        chosen = np.argsort(-preference.reshape(-1), kind="stable")[:count]
+        total = scores[t, chosen].sum() + 1e-20 if normalise else 1.0
+        for e in chosen:
+            out[t] += scale * scores[t, e] / total * run(x[t], *expert(weights, e))
     return out
 
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import numpy as np
 from float64_checkpoint import Float64Checkpoint, Tensors
-from float64_reference import gated_delta_net, rms_norm, sigmoid, softmax, swiglu
+from float64_reference import attend, convolve, experts, gated_delta_net, rms_norm, sigmoid, swiglu
 
 FAMILIES = ("lfm3", "lara_mini")
 """The families of checkpoints that `Float64WindowedModel` reads."""
@@ -40,13 +40,7 @@ def attention(
     q, k = rms_norm(q, weights["q_norm.weight"], eps), rms_norm(k, weights["k_norm.weight"], eps)
     if rope is not None:
         q, k = (turned(part, frequencies(rope, size)) for part in (q, k))
-    out = np.zeros_like(q)
-    for t in range(tokens):
-        first = max(t + 1 - config["sliding_window"], 0) if kind == "sliding_attention" else 0
-        for head in range(q.shape[1]):
-            source = head // (q.shape[1] // k.shape[1])
-            scores = k[first : t + 1, source] @ q[t, head] / np.sqrt(size)
-            out[t, head] = softmax(scores) @ v[first : t + 1, source]
+    out = attend(q, k, v, config["sliding_window"] if kind == "sliding_attention" else None)
     if "gate_proj.weight" in weights:
         out *= sigmoid(x @ weights["gate_proj.weight"].T)[..., None]
     return out.reshape(tokens, -1) @ weights["o_proj.weight"].T
@@ -55,24 +49,7 @@ def attention(
 def short_conv(x: np.ndarray, weights: Tensors) -> np.ndarray:
     """Compute one gated short convolution on the normalised x [T, H]."""
     b, c, u = np.split(x @ weights["in_proj.weight"].T, 3, axis=-1)
-    kernel = weights["conv.weight"][:, 0]
-    taps = kernel.shape[1]
-    padded = np.concatenate([np.zeros((taps - 1, x.shape[1])), b * u])
-    mixed = np.sum([padded[tap : tap + len(x)] * kernel[:, tap] for tap in range(taps)], axis=0)
-    return (c * mixed) @ weights["out_proj.weight"].T
-
-
-def experts(x: np.ndarray, weights: Tensors, config: Mapping[str, Any]) -> np.ndarray:
-    """The experts of x [T, H], token by token, and the shared expert without a gate."""
-    out = swiglu(x, *(weights[f"shared_expert.{part}_proj.weight"] for part in ("gate", "up", "down")))
-    scores = softmax(x @ weights["gate.weight"].T)
-    for t in range(len(x)):
-        chosen = np.argsort(-scores[t], kind="stable")[: config["num_experts_per_tok"]]
-        total = scores[t, chosen].sum() if config["norm_topk_prob"] else 1.0
-        for e in chosen:
-            gate, up = np.split(weights["experts.gate_up_proj"][e], 2)
-            out[t] += scores[t, e] / total * swiglu(x[t], gate, up, weights["experts.down_proj"][e])
-    return out
+    return (c * convolve(b * u, weights["conv.weight"])[0]) @ weights["out_proj.weight"].T
 
 
 class Float64WindowedModel(Float64Checkpoint):

@@ -28,7 +28,7 @@ lm = hybridlm.load(directory, mesh=hybridlm.mesh(data=2), **settings)
 if not lm.run_worker():
     warnings.simplefilter("ignore")
     results = []
-    for drafter in (None, Known(texts)):
+    for drafter in (None, Known(texts, (7,))):
         completions, preempted = traffic(lm, requests, random.Random(1), arrivals=1.0, speculate=drafter)
         tokens = {index: (done.finish_reason, done.token_ids) for index, done in completions.items()}
         results.append([preempted, tokens])

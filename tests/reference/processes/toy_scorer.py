@@ -116,6 +116,14 @@ def write_lines(path: Path, lines: Iterable[Any]) -> Path:
     return path
 
 
+def write_texts(path: Path) -> Path:
+    """Write forty rows of 1 to 40 tokens, some with common prefixes; returns the path."""
+    rng = np.random.default_rng(0)
+    stem = rng.integers(3, 90, 12).tolist()
+    rows = [[*(stem if i % 4 == 0 else []), *rng.integers(3, 90, 1 + i % 29).tolist()] for i in range(40)]
+    return write_lines(path, [{"id": i, "token_ids": row} for i, row in enumerate(rows)])
+
+
 def read_lines(path: Path) -> list[dict[str, Any]]:
     """The rows of a file of strict JSON lines."""
 

@@ -20,6 +20,16 @@ def empty_cache(lm: hybridlm.LM, budget: Any) -> hybridlm.LM:
     return lm
 
 
+def assert_agree(lm: hybridlm.LM, got: hybridlm.Completion, want: hybridlm.Completion, tolerance: float = 1e-4) -> None:
+    """Compare tokens until two of them are as likely as each other in the model without a cache."""
+    assert got.prompt_token_ids == want.prompt_token_ids and len(got.token_ids) == len(want.token_ids)
+    for i, (a, b) in enumerate(zip(got.token_ids, want.token_ids, strict=True)):
+        if a != b:
+            best = np.sort(np.asarray(lm.forward(want.prompt_token_ids + want.token_ids[:i]).logits[-1]))[-2:]
+            assert best[1] - best[0] < 2 * tolerance
+            return
+
+
 def assert_kept_agrees(cold: hybridlm.LM, warm: hybridlm.LM, prompt: list[int], tolerance: float) -> None:
     """Compare all arrays of the state after a prompt, relative to the largest number."""
     cache = warm.engine.prefix_cache

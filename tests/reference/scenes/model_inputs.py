@@ -11,6 +11,7 @@ from hybridlm import SamplingParams
 from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, logit_changes
 from hybridlm.sampling.logit_changes import changed_logits
+from hybridlm.sampling.sampling import Sampling
 
 
 def model_inputs(tokenizer: Any = None, vocab_size: int = 97, context: int = 256, **limits: Any) -> Inputs:
@@ -42,3 +43,17 @@ def active_sequence(prompt: Sequence[int], **state: Any) -> ActiveSequence:
 def request_of(params: SamplingParams, prompt: Sequence[int], index: int, priority: int, **resolved: Any) -> Request:
     """Return a checked request; `resolved` replaces fields of its checked settings."""
     return Request(index, tuple(prompt), replace(model_inputs().resolve(params), **resolved), priority)
+
+
+def sampling_of(
+    lanes: int,
+    temperature: float = 1.0,
+    top_k: int = 0,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+    seed: tuple[int, int] = (0, 7),
+) -> Sampling:
+    """Return equal settings of lanes, numbered from 0; `seed` in two words."""
+    filters = np.full(lanes, top_k, np.int32), np.full(lanes, top_p, np.float32), np.full(lanes, min_p, np.float32)
+    seeds = np.tile(np.array(seed, np.uint32), (lanes, 1))
+    return Sampling(np.full(lanes, temperature, np.float32), *filters, seeds, np.arange(lanes, dtype=np.uint32))

@@ -44,14 +44,30 @@ def submit(lm: hybridlm.LM, session: hybridlm.Session, index: int, request: Aske
     session.add(lm.text_model.inputs.request(index, prompt, hybridlm.SamplingParams(**settings), priority))
 
 
+def completed(session: hybridlm.Session) -> dict[int, Completion]:
+    """Make a step and check the session's integrity; return its completions by request."""
+    events, cache = session.step(), session._engine.prefix_cache
+    session.check_integrity()
+    if cache is not None:
+        cache.check_integrity()
+    return {event.index: event.completion for event in events if event.completion is not None}
+
+
+def finished(session: hybridlm.Session) -> dict[int, Completion]:
+    """Run a session to its end; return the completions in the order of their ends."""
+    completions = dict[int, Completion]()
+    while session.busy:
+        completions |= completed(session)
+    return completions
+
+
 def alone(lm: hybridlm.LM, requests: list[Asked]) -> list[Completion]:
     """Every request in a session with no other, under its number."""
     preemptions, completions = lm.stats["preemptions"], []
     for index, request in enumerate(requests):
         with lm.session(speculate=None) as session:
             submit(lm, session, index, request)
-            while session.busy:
-                completions += [event.completion for event in session.step() if event.completion is not None]
+            completions += finished(session).values()
     assert lm.stats["preemptions"] == preemptions
     return completions
 
@@ -106,7 +122,7 @@ def run(
     rng = random.Random(seed)
     requests = [request_of(rng, kinds, lm.config.vocab_size) for _ in range(count)]
     expected = alone(lm, requests)
-    drafter = Known(expected) if drafts else "as loaded"
+    drafter = Known(expected, (7,)) if drafts else "as loaded"
     completions, preempted = traffic(lm, requests, rng, speculate=drafter)
     compare(completions, expected)
     return preempted
@@ -117,18 +133,27 @@ def prompt(count: int, first: int = 3) -> list[int]:
 
 
 class Known:
-    """Drafts two right tokens and a wrong one of known texts.
+    """Drafter of known texts.
 
     Args:
-        texts: prompts with their completions, or completions.
+        texts: completions, or prompts with their completions.
+        pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and wrong ones
+            after them (5 to 8), or a wrong one with right ones after it (9). Which entry counts depends on the
+            tokens so far.
     """
 
-    def __init__(self, texts: Sequence[Completion | list[int]]):
+    def __init__(self, texts: Sequence[Completion | list[int]], pattern: Sequence[int] = (4,)):
         self._texts = [text if isinstance(text, list) else text.prompt_token_ids + text.token_ids for text in texts]
+        self._pattern = pattern
 
-    def propose(self, token_ids: Any, k: int) -> list[int]:
-        """Return the next tokens of the text that begins with these."""
-        count = len(token_ids)
-        texts = (text[count : count + 2] for text in self._texts if text[:count] == list(token_ids))
-        right = next(texts, [])
-        return [*right, 3][:k]
+    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
+        """Return right and wrong next tokens of the first text with this beginning."""
+        length, tokens = len(token_ids), list(token_ids)
+        number, text = next(((i, text) for i, text in enumerate(self._texts) if text[:length] == tokens), (0, tokens))
+        drafts = text[length : length + k]
+        wrong = [abs(token - 1) for token in drafts]
+        kind = self._pattern[(length + number) % len(self._pattern)]
+        if kind == 9:
+            return [*wrong[:1], *drafts[1:]]
+        right = kind % 5 * k // 4
+        return [*drafts[:right], *(wrong[right:] if kind > 4 else ())]

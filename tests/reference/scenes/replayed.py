@@ -105,31 +105,6 @@ def _split(rows: Any, row: int, pages: np.ndarray | None) -> tuple[list[np.ndarr
     return fixed, grown
 
 
-class Scripted:
-    """Knows the texts, and errs by a pattern.
-
-    Args:
-        texts: all of them.
-        pattern: numbers below 10: so many quarters of the drafts, all right (0 to 4), as many less 5 and wrong ones
-            after them (5 to 8), or a wrong one with right ones after it (9). Which entry counts depends on the
-            tokens so far.
-    """
-
-    def __init__(self, texts: Sequence[Text], pattern: Sequence[int]):
-        self._texts, self._pattern = texts, pattern
-
-    def propose(self, token_ids: Sequence[int], k: int) -> list[int]:
-        length, tokens = len(token_ids), list(token_ids)
-        number = next(i for i, text in enumerate(self._texts) if text.tokens[:length] == tokens)
-        drafts = (self._texts[number].tokens[length:] + [1] * k)[:k]
-        kind = self._pattern[(length + number) % len(self._pattern)]
-        if kind < 5:
-            return drafts[: kind * k // 4]
-        right = (kind - 5) * k // 4
-        wrong = [1 + token % 90 for token in drafts]
-        return [*drafts[:right], *wrong[right:]] if kind < 9 else [wrong[0], *drafts[1:]]
-
-
 class Run:
     """A session that is checked after every step.
 

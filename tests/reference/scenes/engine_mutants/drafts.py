@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder, replaced
 from engine_mutants.traffic import REQUESTS, Alone
+from random_traffic import Known
 
 from hybridlm import Session
 from hybridlm.engine.decoding import Decoding, DispatchedStep
@@ -16,24 +17,10 @@ from hybridlm.rows.pool import RowPool
 from hybridlm.steps.operands import StepInputs
 
 
-class PartlyRight:
+def partly_right(completions: Many[Alone]) -> Known:
     """Drafter with the traffic's solo completions: proposes no, some, all, or partly wrong tokens."""
-
-    def __init__(self, completions: Many[Alone]):
-        self._texts = [
-            [*request.prompt, *completion.token_ids] for request, completion in zip(REQUESTS, completions, strict=True)
-        ]
-
-    def propose(self, token_ids: Many[int], k: int) -> list[int]:
-        length, tokens = len(token_ids), list(token_ids)
-        number = next((i for i, text in enumerate(self._texts) if text[:length] == tokens), None)
-        if number is None:
-            return []
-        drafts = self._texts[number][length : length + k]
-        kind = (3 * length + number) % 7
-        if kind in (1, 2, 3) and len(drafts) > kind - 1:
-            drafts[kind - 1] = 1 + drafts[kind - 1] % 90
-        return drafts[: 2 * kind - 6] if kind > 3 else drafts if kind else []
+    texts = zip(REQUESTS, completions, strict=True)
+    return Known([[*request.prompt, *completion.token_ids] for request, completion in texts], (4, 7, 4, 6, 4, 9, 2))
 
 
 def settled(patch: pytest.MonkeyPatch, change: Any) -> None:
@@ -153,7 +140,7 @@ def drafts_are_certain(patch: pytest.MonkeyPatch) -> None:
 
 
 @replaced(Speculation, "_propose")
-def drafts_past_the_end(_: Any, self: Speculation, sequence: Any, context: int) -> tuple[int, ...]:
+def drafts_past_the_end(_: Any, self: Speculation, sequence: Any) -> tuple[int, ...]:
     return sequence.drafting.propose(sequence.generated, self.tokens, self._vocab_size)
 
 

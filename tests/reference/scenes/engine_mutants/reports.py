@@ -15,13 +15,12 @@ CONVOLUTION = "tests/models/layers/test_short_conv.py::test_equals_its_definitio
 COLD_AND_WARM = "tests/hybridlm/engine/test_prefix.py::test_cold_and_warm_agree"
 LABEL = "tests/hybridlm/engine/test_prefix.py::test_a_snapshot_is_taken_at_the_position_that_its_row_has_reached"
 EVERY_BOUNDARY = "tests/hybridlm/prefix_cache/test_prefix_cache.py::test_cold_and_warm_agree"
-SCHEDULES = "tests/hybridlm/prefix_cache/test_prefix_cache_schedules.py::test_random_schedules"
+SCHEDULES = "tests/hybridlm/isolation/test_rollback.py::test_random_schedules"
 PUBLISHED = "tests/hybridlm/engine/test_prefix.py::test_rows_that_hold_nan_and_neighbours_that_become_nan_change_no_bit"
 COPIES = "tests/hybridlm/rows/test_row_parts.py::test_copies_are_proved_to_touch_one_row"
 THEN_NO_DRAFTS = f"{VERIFIED}::test_three_of_four_accepted_and_then_a_step_without_drafts"
 MIXED = f"{VERIFIED}::test_drafts_next_to_lanes_without_drafts"
 SINGLY = f"{VERIFIED}::test_the_same_as_one_token_at_a_time"
-REJECTED = f"{VERIFIED}::test_rejected_drafts_do_not_matter"
 ACCEPTED_ALONE = f"{VERIFIED}::test_rows_bitwise_match_the_accepted_tokens_alone"
 ORDER = f"{VERIFIED}::test_the_order_of_lanes_does_not_matter"
 ACCEPT = f"{VERIFIED}::test_accept"
@@ -98,7 +97,7 @@ REPORTS = (
         ("state-not-written",), (ACCEPTED_ALONE,),
     ),
     Report("llama.cpp#29117", "tokens are taken back, the state is not", ("replayed-on-top",),
-           ("rolled-back-on-the-host",), (REJECTED,)),
+           ("rolled-back-on-the-host",), (ACCEPTED_ALONE,)),
     Report("vLLM#55178", "placeholders that fill up a prompt enter the state",
            ("padding-is-consumed", "placeholders-replayed"), ("tail-at-the-padded-end",)),
     Report("SGLang#31833", "a grid of chunks over the flat batch", ("kept-of-the-first-row",),
@@ -177,7 +176,7 @@ ROLLBACK = (
            (MIXED,)),
     FORTY["vLLM#53919"],
     Report("vLLM#40880", "a program keeps the lengths that it was first run with", ("drafts-of-the-step-before",), (),
-           (f"{VERIFIED}::test_rejected_drafts_do_not_matter",)),
+           (f"{VERIFIED}::test_rows_bitwise_match_the_accepted_tokens_alone",)),
     FORTY["tpu-inference#2431"],
 )  # fmt: skip
 """Rejected drafts, and counts of accepted tokens."""

@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,7 @@ class AliveRequest:
 
 
 @suggests_in_methods
-class Session(OneHolder):
+class Session(OneHolder, AbstractContextManager["Session"]):
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
@@ -148,9 +148,6 @@ class Session(OneHolder):
             drafter = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
             with engine.decisions.command("session", logits_processor=processor, speculate=drafter):
                 engine.decisions.share(self)
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None and self._probing is not None:

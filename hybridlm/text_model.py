@@ -134,11 +134,10 @@ class TextModel:
             raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
         return self.classifier
 
-    @property
+    @cached_property
     def inputs(self) -> Inputs:
         """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
-        if not self.has_vocabulary_head:
-            self.require_vocabulary_head()
+        self.require_vocabulary_head()
         return self.text_inputs
 
     @property

@@ -304,13 +304,7 @@ class Engine:
     def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
         """Return the devices of `RowPool.devices_for`; without any, evict cached states."""
         pool, cache = self.pool, self.prefix_cache
-        devices = pool.devices_for(positions, shared)
-        if not devices and cache is not None:
-            free = filter(pool.owner.free_in, range(pool.devices))
-            needed = pool.needed(positions, shared)
-            if any(cache.make_room(pool, device, needed[device]) for device in free):
-                devices = pool.devices_for(positions, shared)
-        return devices
+        return pool.devices_for(positions, shared, None if cache is None else partial(cache.make_room, pool))
 
     def release(self, slot: Slot) -> None:
         """Give a row back; a pool without arrays is given up with all its rows.

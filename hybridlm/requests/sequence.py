@@ -15,7 +15,6 @@ from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
-from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
@@ -157,15 +156,6 @@ def most_logprobs(lanes: Sequence[ActiveSequence | None]) -> int | None:
     """Return the most reported log-probabilities of a lane's token; None without any."""
     counts = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
     return max((count for count in counts if count is not None), default=None)
-
-
-def sampling_inputs(
-    batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
-) -> StepInputs:
-    """Return the inputs of a step that samples each lane's next token, or verifies `drafts`."""
-    counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
-    changes = logit_changes(lanes, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
-    return StepInputs(batch, counts, *sampling_arrays(lanes), changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:

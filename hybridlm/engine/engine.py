@@ -27,8 +27,8 @@ from hybridlm.drafting.drafters import (
     drafters,
 )
 from hybridlm.drafting.step_times import StepTimes
-from hybridlm.engine.arguments import check_commit, dtype_of_caches
-from hybridlm.engine.cache_size import page_limit, pool_pages
+from hybridlm.engine.arguments import check_commit
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
@@ -121,8 +121,7 @@ class Engine:
         self.settings = self.programs.settings
         self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
-        self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
-        self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
+        self._times, self._prior, self._mtp_prior = StepTimes(), AcceptancePrior(), AcceptancePrior(0.9)
         self.config = model.config if programs.config is None else programs.config
         self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
@@ -137,11 +136,11 @@ class Engine:
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.rows = max(self.lanes, self._min_rows)
         self.prefill_sizes = self.buckets(self.prefill_lanes)
-        cache_dtype = dtype_of_caches(self.dtype, placement.platform)
+        cache_dtype = settings.cache_dtype(placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self.blocks = self.row_arrays.blocks(self.context)
         page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
-        self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
+        self.page_limit = settings.page_limit(page_bytes, placement.data)
         limit = self.page_limit
         self.cache_limit = limit * KV_BLOCK if limit is not None and limit < self.blocks else None
         self.longest = self.context if self.cache_limit is None else min(self.context, self.cache_limit)
@@ -149,8 +148,8 @@ class Engine:
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
-        self.mtp_drafts = self.draft_tokens if settings.needs_head else 0
-        self.head_drafts = self.draft_tokens if self._head else 0
+        self.mtp_drafts = settings.draft_tokens if settings.needs_head else 0
+        self.head_drafts = settings.draft_tokens if self._head else 0
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
 
@@ -186,7 +185,7 @@ class Engine:
         if make not in DRAFTERS.values():
             make = partial(DecidedDrafter, make(), self.vocab_size, self.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior
-        return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
+        return Speculation(make, self.options.draft_tokens, self._times, prior, self.vocab_size)
 
     def release_parameters(self) -> None:
         """Drop the parameters; nothing runs until `replace_parameters`.
@@ -280,6 +279,10 @@ class Engine:
         """Return the shape of a step; `rows` of another pool than the engine's."""
         rows = self.rows if rows is None else rows
         return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
+
+    def verify_shape(self, lanes: int) -> Shape:
+        """Return the shape of a step that verifies the most drafts of each lane."""
+        return self.shape("verify", lanes, self.options.draft_tokens + 1, mtp_drafts=self.mtp_drafts)
 
     @property
     def pool(self) -> RowPool:

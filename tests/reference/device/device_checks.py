@@ -72,7 +72,7 @@ def _shapes(lm: hybridlm.LM) -> list[Shape]:
     engine = lm.engine
     return [
         engine.shape("generate", engine.lanes, 1),
-        engine.shape("verify", engine.lanes, engine.draft_tokens + 1),
+        engine.verify_shape(engine.lanes),
         engine.shape("generate", engine.prefill_lanes, engine.chunk),
         engine.shape("score", engine.prefill_lanes, engine.chunk, top=0),
     ]

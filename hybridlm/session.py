@@ -132,7 +132,8 @@ class Session(OneHolder, AbstractContextManager["Session"]):
     ):
         self._engine, self._inputs, self._tokenizer = engine, inputs, inputs.tokenizer
         self._capture_to, self._probing = capture_to, probing
-        speculation = None if probing is not None else engine.speculation(speculate)
+        drafting = engine.options.speculate if speculate == "as loaded" else speculate
+        speculation = None if drafting is None or probing is not None else engine.speculation(drafting)
         self._scheduler = Scheduler(engine, processor, speculation, probing)
         self._alive: dict[int, AliveRequest] = {}
         self._unscored: list[AliveRequest] = []
@@ -393,13 +394,13 @@ class Session(OneHolder, AbstractContextManager["Session"]):
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the state of a request's grammar or allowed tokens after its tokens so far."""
-        request, source = sequence.request, sequence.request.params.grammar
+        request, text = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
-        if source is None or self._tokenizer is None:
+        if text is None or self._tokenizer is None:
             return None
-        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, source.end_token_ids)
-        return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
+        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, self._inputs.eos_token_ids)
+        return grammars.state(text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
         wrong: NumericalError | GrammarError | None = None

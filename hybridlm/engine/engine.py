@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -18,14 +18,7 @@ import numpy as np
 from hybridlm.checkpoint import Fingerprint
 from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
-from hybridlm.drafting.drafters import (
-    DRAFTERS,
-    AsLoaded,
-    DecidedDrafter,
-    MtpDrafter,
-    Speculate,
-    drafters,
-)
+from hybridlm.drafting.drafters import DRAFTERS, DecidedDrafter, MtpDrafter, Speculate, drafters
 from hybridlm.drafting.step_times import StepTimes
 from hybridlm.engine.arguments import check_commit
 from hybridlm.engine.cache_size import pool_pages
@@ -69,6 +62,8 @@ def holds_turn() -> bool:
 
 
 T = TypeVar("T")
+StepKind = Literal["decode", "prompt", "score"]
+"""A step at the largest number of lanes."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -170,15 +165,13 @@ class Engine:
         """Return process 0's result of `make`, within a command."""
         return make() if self.decisions is None else self.decisions.decide(make)
 
-    def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
+    def speculation(self, speculate: Speculate) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.
 
         Raises:
             TypeError, ValueError: `speculate` is no drafter, or a layer cannot verify drafts.
         """
-        if speculate == "as loaded":
-            speculate = self.options.speculate
-        make = None if speculate is None else drafters(speculate, self._head)
+        make = drafters(speculate, self._head)
         if make is None:
             return None
         check_commit(self.row_arrays.model)
@@ -279,6 +272,13 @@ class Engine:
         """Return the shape of a step; `rows` of another pool than the engine's."""
         rows = self.rows if rows is None else rows
         return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
+
+    def full_shape(self, step: StepKind) -> Shape:
+        """Return the shape of a step of all lanes, with whole chunks of prompts or texts."""
+        if step == "decode":
+            return self.shape("generate", self.lanes, 1)
+        name, top = ("score", 0) if step == "score" else ("generate", None)
+        return self.shape(name, self.prefill_lanes, self.chunk, top=top)
 
     def verify_shape(self, lanes: int) -> Shape:
         """Return the shape of a step that verifies the most drafts of each lane."""

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.errors import MAX_SHOWN
-from hybridlm.grammars import Grammars, GrammarSource, grammar_text
+from hybridlm.grammars import Grammars, grammar_text
 from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, Settings, draw_seed
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.requests.validation import (
@@ -253,12 +253,13 @@ class Inputs:
                 faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
         grammar = None
         if params.structured_outputs is not None:
-            grammar = self._grammar(params)
-            if isinstance(grammar, str):
-                faults.append(f"structured_outputs: {grammar}")
+            try:
+                grammar = self._grammar(params)
+            except ValueError as error:
+                faults.append(f"structured_outputs: {error}")
         if faults:
             raise ValueError("; ".join(faults))
-        assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
+        assert not isinstance(bias, str) and not isinstance(words, str)
         ids += params.stop_token_ids
         plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
         for name, value in plain.items():
@@ -278,15 +279,12 @@ class Inputs:
             grammar=grammar,
         )
 
-    def _grammar(self, params: SamplingParams) -> GrammarSource | str:
-        """Return the grammar of structured outputs, or its fault."""
+    def _grammar(self, params: SamplingParams) -> str:
+        """Return the grammar of structured outputs; raises ValueError for its fault."""
         if self.tokenizer is None:
-            return "needs a tokenizer, the checkpoint has no tokenizer.json"
+            raise ValueError("needs a tokenizer, the checkpoint has no tokenizer.json")
         if params.ignore_eos:
-            return "expected ignore_eos=False, because completions end with their grammar"
-        try:
-            text = grammar_text(params.structured_outputs)
-            Grammars.of(self.tokenizer, self.vocab_size, self.eos_token_ids).check(text)
-        except ValueError as error:
-            return str(error)
-        return GrammarSource(text, self.eos_token_ids)
+            raise ValueError("expected ignore_eos=False, because completions end with their grammar")
+        text = grammar_text(params.structured_outputs)
+        Grammars.of(self.tokenizer, self.vocab_size, self.eos_token_ids).check(text)
+        return text

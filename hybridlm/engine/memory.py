@@ -197,7 +197,7 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     remaining = available_memory(engine.placement)
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
-    largest = [engine.shape("generate", engine.prefill_lanes, engine.chunk), engine.shape("generate", engine.lanes, 1)]
+    largest = [engine.full_shape("prompt"), engine.full_shape("decode")]
     if engine.options.drafts:
         largest.append(engine.verify_shape(engine.lanes))
     scratch = max(

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hybridlm.grammars import GrammarSource, TokenState, token_masks
+from hybridlm.grammars import TokenState, token_masks
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.sampling_params import PlainSettings
@@ -29,7 +29,11 @@ ARRIVALS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
+    """`SamplingParams` checked against a model; stop strings apart from stop ids.
+
+    Attributes:
+        grammar: of structured outputs, in llguidance's format.
+    """
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -37,7 +41,7 @@ class ResolvedParams(PlainSettings):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    grammar: GrammarSource | None = None
+    grammar: str | None = None
 
     @cached_property
     def changes_logits(self) -> bool:

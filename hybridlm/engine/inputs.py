@@ -17,7 +17,6 @@ from hybridlm.requests.validation import (
     MAX_LOGPROBS,
     are_ids,
     check_count,
-    check_length,
     faults_of,
     is_whole,
     read_bad_words,
@@ -70,10 +69,17 @@ class Inputs:
             self.require_prefix(prefix)
             ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
             subject = f"{where}, with its prefix of {len(prefix)},"
-        check_length(ids, subject, self.context, self.cache)
+        self.check_length(ids, subject)
         if max_tokens and self.cache is not None:
             self._check_room(ids, where, max_tokens)
         return ids
+
+    def check_length(self, ids: Sequence[int], where: str) -> None:
+        """Raise ValueError unless token ids fit the context and a device's KV cache."""
+        for size, name, option in ((self.context, "context", "context"), (self.cache, "KV cache of a device", "cache")):
+            if size is not None and len(ids) > size:
+                message = f"has {len(ids)} tokens, the {name} holds {size}; shorten it or load with a larger {option}"
+                raise ValueError(f"{where}: {message}")
 
     def room(self, prompt: Sequence[int]) -> int:
         """Return the most tokens of a completion."""

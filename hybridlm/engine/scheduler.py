@@ -38,7 +38,7 @@ from hybridlm.requests.sequence import (
 )
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.operands import Batch, Feed, StepInputs
+from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_faults import SlotError, SlotFault
 from models import KV_BLOCK
@@ -453,14 +453,14 @@ class Scheduler:
         alike.sort(key=lambda sequence: (sequence is not leader, by_new and sequence.stepped, sequence.order))
         new = sum(not sequence.stepped for sequence in alike) if by_new else 0
         # Two chunks show whether a prompt leaves tokens to later steps.
-        counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in alike]
+        counts = [len(sequence.feed(2 * engine.chunk).tokens) for sequence in alike]
         devices, platform = pool.devices_of([s.slot for s in alike]), engine.placement.platform
         chosen, size, width = cheapest_step(
             counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices
         )
         sequences = [alike[index] for index in chosen]
         lanes, lane_map = self._by_lane(pool, sequences, size)
-        feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
+        feeds = [None if s is None else s.feed(width) for s in lanes]
         batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
         changes = logit_changes(lanes, engine.vocab_size)
         probes = None if self._probing is None else self._probing.inputs(lanes)

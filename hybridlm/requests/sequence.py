@@ -15,6 +15,7 @@ from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
+from hybridlm.steps.operands import Feed
 from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
@@ -138,12 +139,12 @@ class ActiveSequence:
     def output(self) -> list[int]:
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
-    def next_chunk(self, chunk: int) -> tuple[int, ...]:
-        """Return the prompt tokens of the next step, at most `chunk`, up to a stop."""
-        end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
+    def feed(self, width: int) -> Feed:
+        """Return the prompt tokens of the next step, at most `width`, up to a stop."""
+        end = min([self.consumed + width, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
-        return self.prompt[self.consumed : end]
+        return Feed(self.prompt[self.consumed : end], self.consumed)
 
     @property
     def prefilling(self) -> bool:

@@ -274,7 +274,7 @@ class Engine:
         return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
 
     def full_shape(self, step: StepKind) -> Shape:
-        """Return the shape of a step of all lanes, with whole chunks of prompts or texts."""
+        """Return the shape of a step of all lanes, in whole chunks."""
         if step == "decode":
             return self.shape("generate", self.lanes, 1)
         name, top = ("score", 0) if step == "score" else ("generate", None)

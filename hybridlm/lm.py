@@ -419,7 +419,8 @@ class LM(OneHolder):
             MissingExtra: Parquet without pyarrow.
             OSError: a file cannot be read or written; finished parts stay.
         """
-        return run_file(task.on(self.text_model), input, output, FileOptions(**options))
+        rows, settings = task.on(self.text_model), FileOptions(**options)
+        return run_file(rows, Path(input), task.check(Path(input), Path(output), settings), settings)
 
     def choose(self, context: str | Sequence[int], options: Sequence[str] | Sequence[Sequence[int]]) -> Choice:
         """Choose the option that continues the context best.

@@ -140,13 +140,13 @@ def load(
         programs.load_ahead(first_shapes(ahead), ahead.example_arguments)
     start.ended("open")
     with load_progress(settings.progress) as report_progress:
-        arrays, report = load_parameters(model, dtype, report_progress, shards, bound, packed=packed)
+        loaded = load_parameters(model, dtype, report_progress, shards, bound, packed=packed)
     start.ended("weights")
-    unused = {pattern: count for pattern, count in report.skipped.items() if pattern not in READ_ELSEWHERE}
-    report = replace(report, skipped=unused)
-    for line in report.lines() + ([] if options.chosen_dtype else report.conversions(dtype)):
+    unused = {pattern: count for pattern, count in loaded.skipped.items() if pattern not in READ_ELSEWHERE}
+    loaded = replace(loaded, skipped=unused)
+    for line in loaded.lines() + ([] if options.chosen_dtype else loaded.conversions(dtype)):
         _log.warning(line)
-    module, names = assemble(abstract, arrays)
+    module, names = assemble(abstract, loaded.arrays)
     structure, params = flatten(module)
     for adapter_weights in bound:
         _log.warning("%s", adapter_weights.sentence)

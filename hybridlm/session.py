@@ -8,7 +8,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Generator, Sequence
-from contextlib import nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from dataclasses import dataclass, replace
 from functools import cached_property
 from pathlib import Path
@@ -96,7 +96,7 @@ class AliveRequest:
 
 
 @suggests_in_methods
-class Session(OneHolder):
+class Session(OneHolder, AbstractContextManager["Session"]):
     """Requests that are run step by step; `LM.session` makes it.
 
         with lm.session() as session:
@@ -132,7 +132,8 @@ class Session(OneHolder):
     ):
         self._engine, self._inputs, self._tokenizer = engine, inputs, inputs.tokenizer
         self._capture_to, self._probing = capture_to, probing
-        speculation = None if probing is not None else engine.speculation(speculate)
+        drafting = engine.options.speculate if speculate == "as loaded" else speculate
+        speculation = None if drafting is None or probing is not None else engine.speculation(drafting)
         self._scheduler = Scheduler(engine, processor, speculation, probing)
         self._alive: dict[int, AliveRequest] = {}
         self._unscored: list[AliveRequest] = []
@@ -148,9 +149,6 @@ class Session(OneHolder):
             drafter = speculate if speculate is None or isinstance(speculate, str) else DRAFTED_BY_USER
             with engine.decisions.command("session", logits_processor=processor, speculate=drafter):
                 engine.decisions.share(self)
-
-    def __enter__(self) -> "Session":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None and self._probing is not None:
@@ -396,13 +394,13 @@ class Session(OneHolder):
 
     def _grammar(self, sequence: ActiveSequence) -> TokenState | None:
         """Return the state of a request's grammar or allowed tokens after its tokens so far."""
-        request, source = sequence.request, sequence.request.params.grammar
+        request, text = sequence.request, sequence.request.params.grammar
         if request.params.allowed_token_ids is not None:
             return TokenSet(request.params.allowed_token_ids, self._engine.vocab_size)
-        if source is None or self._tokenizer is None:
+        if text is None or self._tokenizer is None:
             return None
-        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, source.end_token_ids)
-        return grammars.state(source.text, request.given, sequence.output, request.params.think_end)
+        grammars = Grammars.of(self._tokenizer, self._engine.vocab_size, self._inputs.eos_token_ids)
+        return grammars.state(text, request.given, sequence.output, request.params.think_end)
 
     def _take(self, dispatched: DispatchedStep, sampled: SampledTokens, accepted: np.ndarray | None) -> None:
         wrong: NumericalError | GrammarError | None = None

@@ -134,11 +134,10 @@ class TextModel:
             raise ValueError(f"{method}: expected a checkpoint with score.weight, {self.path} has none")
         return self.classifier
 
-    @property
+    @cached_property
     def inputs(self) -> Inputs:
         """Checks of prompts and scored texts; raises ValueError without a vocabulary head."""
-        if not self.has_vocabulary_head:
-            self.require_vocabulary_head()
+        self.require_vocabulary_head()
         return self.text_inputs
 
     @property
@@ -237,7 +236,7 @@ class TextModel:
         def read(ids: Sequence[tuple[int, ...]], places: Sequence[tuple[int, ...]]) -> list[ReadText]:
             return read_hidden(self.engine, ids, places, self.config.hidden_size, full_lanes=full_lanes)
 
-        return Decider(self.prompts, head, read, self.engine.context, self.engine.cache_limit)
+        return Decider(self.prompts, head, read, self.text_inputs)
 
     def _head_rows(self, ids: Sequence[int]) -> np.ndarray:
         """Return vocabulary head rows with every logit factor, float64 [ids, hidden]."""

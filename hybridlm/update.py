@@ -141,8 +141,8 @@ def _weights_of(family: Family, names: frozenset[str], config: DecoderConfig) ->
 def _read(checkpoint: Checkpoint, family: Family, model: ModelWeights, names: tuple[str, ...]) -> dict[str, Array]:
     only = [weight.path for weight in family.weights(model.config) if dotted(weight.path) in names]
     opened = OpenModel(checkpoint, family, model.config)
-    arrays, _ = load_parameters(opened, model.dtype, None, model.shards(family), only=only)
-    return {dotted(path): array for path, array in arrays.items()}
+    loaded = load_parameters(opened, model.dtype, None, model.shards(family), only=only)
+    return {dotted(path): array for path, array in loaded.arrays.items()}
 
 
 def _checkpoint_update(path: Path, model: ModelWeights, partial_update: bool) -> Update:

@@ -75,7 +75,7 @@ class Weights:
         shards = weights.shards(family)
         with self._engine.settings.for_arrays():
             model = OpenModel(source, family, config)
-            arrays, _ = load_parameters(model, dtype, None, shards, bound, changed)
+            arrays = load_parameters(model, dtype, None, shards, bound, changed).arrays
         self._engine.release_parameters()
         self._adapters, self.source_fingerprint = adapters, fingerprint_of(source, dtype, adapters)
         params = self._texts.params | {dotted(path): array for path, array in arrays.items()}

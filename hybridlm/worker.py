@@ -11,7 +11,6 @@ from hybridlm.engine.inputs import Inputs
 from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.warmup import warm_up
 from hybridlm.errors import GrammarError, NumericalError
-from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.decisions import Broadcast, DecisionFailed, Interrupted
 from hybridlm.multiprocess.environment import ProcessLost, exit_peer_lost
 from hybridlm.multiprocess.process_group import ProcessGroup
@@ -24,7 +23,7 @@ from hybridlm.session import DRAFTED_BY_USER, Session
 from ir_passes import AuditError, IsolationError
 from ir_passes.xla_audit.hlo import HloError
 
-CLASSES = (GrammarSource, Prefix, Question, Request, ResolvedParams, TextQuestion)
+CLASSES = (Prefix, Question, Request, ResolvedParams, TextQuestion)
 """Data classes of messages."""
 USERS = (AuditError, DecisionFailed, GrammarError, HloError, Interrupted, IsolationError, NumericalError, RowsLost)
 """Errors for the user, which process 0 raises at the same point; others end this process."""

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any
 
 import numpy as np
 
@@ -31,15 +31,18 @@ Progress = Callable[[int, int, str], None]
 READERS = 4
 
 
-@dataclass(frozen=True)
-class LoadReport:
-    """Report on loading a checkpoint.
+@dataclass(frozen=True, eq=False)
+class LoadedWeights:
+    """Parameters of a checkpoint, with a report.
 
     Attributes:
+        arrays: parameters by path.
+        parameters, bytes: size of the arrays.
         skipped: number of unread tensors by pattern.
         converted: number of converted parameters by stored dtype or scheme, except those always in float32.
     """
 
+    arrays: dict[ParameterPath, Any]
     path: Path
     parameters: int
     bytes: int
@@ -61,13 +64,6 @@ class LoadReport:
             f'dtype="float32" keeps every bit'
             for stored, count in self.converted.items()
         ]
-
-
-class LoadedWeights(NamedTuple):
-    """Parameters by path, and the report."""
-
-    arrays: dict[ParameterPath, Any]
-    report: LoadReport
 
 
 def load_parameters(
@@ -131,7 +127,7 @@ def load_parameters(
             if progress is not None:
                 progress(bytes_read, sum(sizes), dotted(weight.path))
     count, size = sum(math.prod(weight.shape) for weight in weights), sum(array.nbytes for array in arrays.values())
-    return LoadedWeights(arrays, LoadReport(checkpoint.path, count, size, skipped, conversions, (*notes, *lost)))
+    return LoadedWeights(arrays, checkpoint.path, count, size, skipped, conversions, (*notes, *lost))
 
 
 def packed_parameters(

@@ -3,7 +3,7 @@
 import math
 import warnings
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import Annotated, Any
 
 import jax
 import jax.numpy as jnp
@@ -15,7 +15,7 @@ from hybridlm.checkpoint import CheckpointDirectory, open_checkpoint, resolve
 from hybridlm.checkpoint.stored_weights import stored_weights
 from hybridlm.cli.options import Loading, Model, console_for_table, loads, table_of
 from hybridlm.engine.config import STEP_OPTIONS
-from hybridlm.engine.engine import Engine
+from hybridlm.engine.engine import Engine, StepKind
 from hybridlm.files.atomic import replaceable, replacing
 from hybridlm.programs.shapes import Shape
 from hybridlm.progress import counting_progress
@@ -26,9 +26,6 @@ from ir_passes import CertificationWarning
 from ir_passes.compile.inspect_page import inspect_page
 from ir_passes.measure.dependence import measured_dependence
 from ir_passes.targets import read_target
-
-StepKind = Literal["decode", "prompt", "score"]
-"""A step at the largest number of lanes."""
 
 
 @loads(*STEP_OPTIONS)
@@ -82,7 +79,7 @@ def inspect(
     else:
         engine = target_engine(read_target(target), loading.config(), model=model, mesh=loading.mesh_sizes)
     decoder = engine.row_arrays.model
-    shape = _shape(engine, step)
+    shape = engine.full_shape(step)
     with warnings.catch_warnings(), counting_progress(None, f"compiling {shape} for {target or 'here'}", 1):
         warnings.simplefilter("ignore", CertificationWarning)
         compiled = engine.program(shape)
@@ -116,14 +113,6 @@ def _list_weights(model: str) -> None:
     typer.echo(f"{numbers:,} weights in {total / 1e6:,.1f} MB, {8 * total / max(numbers, 1):.2f} bits each")
     if wrong:
         typer.echo(f"{wrong:,} weights are NaN or infinite: results that they take part in are refused", err=True)
-
-
-def _shape(engine: Engine, kind: StepKind) -> Shape:
-    if kind == "score":
-        return engine.shape("score", engine.prefill_lanes, engine.chunk, top=0)
-    if kind == "prompt":
-        return engine.shape("generate", engine.prefill_lanes, engine.chunk)
-    return engine.shape("generate", engine.lanes, 1)
 
 
 def _filled(engine: Engine, shape: Shape) -> tuple[Any, ...]:

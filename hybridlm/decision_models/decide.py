@@ -9,8 +9,9 @@ import numpy as np
 from hybridlm.decision_models.heads import LabelHead, SlotHead
 from hybridlm.decision_models.prompts import Prompt, Prompts
 from hybridlm.decision_models.questions import Answer, answer_of
+from hybridlm.engine.inputs import Inputs
 from hybridlm.requests.results import require_finite
-from hybridlm.requests.validation import check_length, located
+from hybridlm.requests.validation import located
 from hybridlm.scoring.pooling import ReadText
 
 Answers = dict[str, Answer]
@@ -22,14 +23,13 @@ class Decider:
 
     Attributes:
         read: (token ids of texts, places of each) -> the residual stream there.
-        cache: positions of a device's KV cache, if it is smaller than a context.
+        inputs: checks of lengths.
     """
 
     prompts: Prompts
     head: LabelHead | SlotHead
     read: Callable[[Sequence[tuple[int, ...]], Sequence[tuple[int, ...]]], list[ReadText]]
-    context: int
-    cache: int | None = None
+    inputs: Inputs
 
     def encode(self, request: Any) -> list[Prompt]:
         """Return the checked prompts of a request.
@@ -42,7 +42,7 @@ class Decider:
             for question in prompt.questions:
                 self.head.check(question)
             names = ", ".join(repr(question_in_prompt.name) for question_in_prompt in prompt.questions)
-            check_length(prompt.token_ids, f"the prompt of {names}", self.context, self.cache)
+            self.inputs.check_length(prompt.token_ids, f"the prompt of {names}")
         return prompts
 
     def answer_all(self, requests: Sequence[Any]) -> list[Answers]:

@@ -14,11 +14,6 @@ from models import Decoder, DecoderConfig, Family, Weight
 from models.sharding.sharded_dim import ShardedDim
 
 
-def dtype_of_caches(dtype: str, platform: str) -> Any:
-    # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
-    return jnp.dtype("float32" if platform == "cpu" else dtype)
-
-
 def check_commit(model: Decoder) -> None:
     """Raise ValueError with the names of layers that cannot verify drafts."""
     kinds = dict.fromkeys(map(type, model.without_commit()))

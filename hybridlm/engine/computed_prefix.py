@@ -11,7 +11,7 @@ from hybridlm.engine.prefix import Prefix
 from hybridlm.engine.reading import QueuedText, Reading
 from hybridlm.engine.scheduler import read_all
 from hybridlm.errors import NumericalError
-from hybridlm.requests.sequence import sampling_inputs
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.rows.snapshot import nothing_consumed
 from hybridlm.steps.generate import SampledTokens
 from hybridlm.steps.operands import Batch, StepInputs
@@ -35,7 +35,7 @@ def compute_prefix(engine: Engine, tokens: tuple[int, ...]) -> Prefix:
     """
 
     def inputs(batch: Batch, lanes: Sequence[Any], feeds: Sequence[Any]) -> StepInputs:
-        return sampling_inputs(batch, [None] * len(lanes), engine.vocab_size)
+        return StepInputs(batch, None, *sampling_arrays([None] * len(lanes)))
 
     lanes, snapshot = engine.bucket(1, engine.lanes), nothing_consumed(engine.kind)
     reading: Reading[PrefixText] = Reading([engine], lanes, inputs, widths=(engine.chunk,), counter="prompt_tokens")

@@ -6,12 +6,13 @@ from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
 from typing import Any, Literal, TypeGuard
 
+import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
 
 from hybridlm.devices.mesh import with_all_axes
 from hybridlm.devices.placement import Placement, check_lanes
 from hybridlm.drafting.drafters import DEFAULT_DRAFT_TOKENS, Speculate, drafters
-from hybridlm.engine.cache_size import check_cache
+from hybridlm.engine.cache_size import check_cache, page_limit
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
@@ -241,6 +242,14 @@ class ResolvedConfig(EngineConfig):
     kernels: str = "off"
     prefix_cache: CacheBudget | None = None
     widths: tuple[int, ...] = ()
+
+    def cache_dtype(self, platform: str) -> Any:
+        # XLA:CPU converts a whole bfloat16 cache to float32 and back for every scatter.
+        return jnp.dtype("float32" if platform == "cpu" else self.dtype)
+
+    def page_limit(self, page_bytes: int, devices: int) -> int | None:
+        """Return the pages of a pool on each device; raises as `hybridlm.engine.cache_size.page_limit`."""
+        return page_limit(self.cache, page_bytes, devices)
 
 
 def _is_count(value: Any) -> TypeGuard[int]:

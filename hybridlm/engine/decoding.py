@@ -20,7 +20,7 @@ from hybridlm.engine.probing import Probing, StepReads
 from hybridlm.engine.reading import QueuedText, TextPart
 from hybridlm.engine.speculation import Speculation
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import ActiveSequence, logit_changes, most_logprobs, sampling_arrays, sampling_inputs
+from hybridlm.requests.sequence import ActiveSequence, logit_changes, most_logprobs, sampling_arrays
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
 from hybridlm.steps.generate import LAST_SAMPLED, SampledTokens
@@ -223,7 +223,8 @@ class Decoding:
         end = max(feed.position + len(feed.tokens) for feed in feeds if feed is not None)
         batch = batch._replace(kv_blocks=blocks_for(min(end + mtp_drafts, engine.context)))  # no draft is used later
         self._drafted = [len(draft) for draft in drafts]
-        inputs = sampling_inputs(batch, lanes, engine.vocab_size, drafts)
+        changes = logit_changes(lanes, engine.vocab_size, drafts, tokens)
+        inputs = StepInputs(batch, np.array(self._drafted, np.int32), *sampling_arrays(lanes), changes)
         shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor, mtp_drafts)
         timing = self._time(shape)
         accepted, sampled = engine.run(shape, pool, lane_map.rows, inputs, owners=lanes, counts=None)

@@ -10,7 +10,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from contextlib import AbstractContextManager, nullcontext
 from functools import cached_property, partial
-from typing import Any, TypeVar
+from typing import Any, Literal, TypeVar
 
 import jax
 import numpy as np
@@ -18,17 +18,10 @@ import numpy as np
 from hybridlm.checkpoint import Fingerprint
 from hybridlm.devices.placement import bytes_on_a_device, numbers_on_a_device
 from hybridlm.drafting.acceptance import AcceptancePrior
-from hybridlm.drafting.drafters import (
-    DRAFTERS,
-    AsLoaded,
-    DecidedDrafter,
-    MtpDrafter,
-    Speculate,
-    drafters,
-)
+from hybridlm.drafting.drafters import DRAFTERS, DecidedDrafter, MtpDrafter, Speculate, drafters
 from hybridlm.drafting.step_times import StepTimes
-from hybridlm.engine.arguments import check_commit, dtype_of_caches
-from hybridlm.engine.cache_size import page_limit, pool_pages
+from hybridlm.engine.arguments import check_commit
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.speculation import Speculation
 from hybridlm.files.finished import FinishedTexts
@@ -69,6 +62,8 @@ def holds_turn() -> bool:
 
 
 T = TypeVar("T")
+StepKind = Literal["decode", "prompt", "score"]
+"""A step at the largest number of lanes."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -121,8 +116,7 @@ class Engine:
         self.settings = self.programs.settings
         self.prefill_lanes = placement.prefill_lanes(self.lanes, prefill_lanes)
         self.params = params
-        self.draft_tokens, self._times = settings.draft_tokens, StepTimes()
-        self._prior, self._mtp_prior = AcceptancePrior(), AcceptancePrior(0.9)
+        self._times, self._prior, self._mtp_prior = StepTimes(), AcceptancePrior(), AcceptancePrior(0.9)
         self.config = model.config if programs.config is None else programs.config
         self.residual_size = model.config.residual_size
         self.vocab_size = Vocabulary.of(model.config).size
@@ -137,11 +131,11 @@ class Engine:
         self._min_rows = max(placement.data, self.runner.min_rows)
         self.rows = max(self.lanes, self._min_rows)
         self.prefill_sizes = self.buckets(self.prefill_lanes)
-        cache_dtype = dtype_of_caches(self.dtype, placement.platform)
+        cache_dtype = settings.cache_dtype(placement.platform)
         self.row_arrays = RowArrays(model, cache_dtype, placement)
         self.blocks = self.row_arrays.blocks(self.context)
         page_bytes = model.state_size(cache_dtype).token * KV_BLOCK
-        self.page_limit = page_limit(settings.cache, page_bytes, placement.data)
+        self.page_limit = settings.page_limit(page_bytes, placement.data)
         limit = self.page_limit
         self.cache_limit = limit * KV_BLOCK if limit is not None and limit < self.blocks else None
         self.longest = self.context if self.cache_limit is None else min(self.context, self.cache_limit)
@@ -149,8 +143,8 @@ class Engine:
         self.queues: weakref.WeakSet[Any] = weakref.WeakSet()
         self.given_up: deque[Callable[[Engine], None]] = deque()
         self._model, self._head = fingerprint, isinstance(model, MtpDecoder)
-        self.mtp_drafts = self.draft_tokens if settings.needs_head else 0
-        self.head_drafts = self.draft_tokens if self._head else 0
+        self.mtp_drafts = settings.draft_tokens if settings.needs_head else 0
+        self.head_drafts = settings.draft_tokens if self._head else 0
         self._cache_budget = budget = settings.prefix_cache
         self.prefix_cache = None if budget is None else PrefixCache(self.moves, budget, self.chunk)
 
@@ -171,22 +165,20 @@ class Engine:
         """Return process 0's result of `make`, within a command."""
         return make() if self.decisions is None else self.decisions.decide(make)
 
-    def speculation(self, speculate: Speculate | AsLoaded) -> Speculation | None:
+    def speculation(self, speculate: Speculate) -> Speculation | None:
         """Return the drafting decisions of a run; None if it does not draft.
 
         Raises:
             TypeError, ValueError: `speculate` is no drafter, or a layer cannot verify drafts.
         """
-        if speculate == "as loaded":
-            speculate = self.options.speculate
-        make = None if speculate is None else drafters(speculate, self._head)
+        make = drafters(speculate, self._head)
         if make is None:
             return None
         check_commit(self.row_arrays.model)
         if make not in DRAFTERS.values():
             make = partial(DecidedDrafter, make(), self.vocab_size, self.decide)
         prior = self._mtp_prior if make is MtpDrafter else self._prior
-        return Speculation(make, self.draft_tokens, self._times, prior, self.vocab_size)
+        return Speculation(make, self.options.draft_tokens, self._times, prior, self.vocab_size)
 
     def release_parameters(self) -> None:
         """Drop the parameters; nothing runs until `replace_parameters`.
@@ -281,6 +273,17 @@ class Engine:
         rows = self.rows if rows is None else rows
         return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
 
+    def full_shape(self, step: StepKind) -> Shape:
+        """Return the shape of a step of all lanes, in whole chunks."""
+        if step == "decode":
+            return self.shape("generate", self.lanes, 1)
+        name, top = ("score", 0) if step == "score" else ("generate", None)
+        return self.shape(name, self.prefill_lanes, self.chunk, top=top)
+
+    def verify_shape(self, lanes: int) -> Shape:
+        """Return the shape of a step that verifies the most drafts of each lane."""
+        return self.shape("verify", lanes, self.options.draft_tokens + 1, mtp_drafts=self.mtp_drafts)
+
     @property
     def pool(self) -> RowPool:
         """The pool of all sequences and texts, allocated at first use and after a loss."""
@@ -304,13 +307,7 @@ class Engine:
     def make_room(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
         """Return the devices of `RowPool.devices_for`; without any, evict cached states."""
         pool, cache = self.pool, self.prefix_cache
-        devices = pool.devices_for(positions, shared)
-        if not devices and cache is not None:
-            free = filter(pool.owner.free_in, range(pool.devices))
-            needed = pool.needed(positions, shared)
-            if any(cache.make_room(pool, device, needed[device]) for device in free):
-                devices = pool.devices_for(positions, shared)
-        return devices
+        return pool.devices_for(positions, shared, None if cache is None else partial(cache.make_room, pool))
 
     def release(self, slot: Slot) -> None:
         """Give a row back; a pool without arrays is given up with all its rows.

@@ -9,7 +9,7 @@ import numpy as np
 
 from hybridlm.engine.prefix import Prefix
 from hybridlm.errors import MAX_SHOWN
-from hybridlm.grammars import Grammars, GrammarSource, grammar_text
+from hybridlm.grammars import Grammars, grammar_text
 from hybridlm.requests.sampling_params import PlainSettings, SamplingParams, Settings, draw_seed
 from hybridlm.requests.sequence import Request, ResolvedParams
 from hybridlm.requests.validation import (
@@ -17,7 +17,6 @@ from hybridlm.requests.validation import (
     MAX_LOGPROBS,
     are_ids,
     check_count,
-    check_length,
     faults_of,
     is_whole,
     read_bad_words,
@@ -70,10 +69,17 @@ class Inputs:
             self.require_prefix(prefix)
             ids = (*prefix.token_ids, *self.token_ids(item, where, continues=True))
             subject = f"{where}, with its prefix of {len(prefix)},"
-        check_length(ids, subject, self.context, self.cache)
+        self.check_length(ids, subject)
         if max_tokens and self.cache is not None:
             self._check_room(ids, where, max_tokens)
         return ids
+
+    def check_length(self, ids: Sequence[int], where: str) -> None:
+        """Raise ValueError unless token ids fit the context and a device's KV cache."""
+        for size, name, option in ((self.context, "context", "context"), (self.cache, "KV cache of a device", "cache")):
+            if size is not None and len(ids) > size:
+                message = f"has {len(ids)} tokens, the {name} holds {size}; shorten it or load with a larger {option}"
+                raise ValueError(f"{where}: {message}")
 
     def room(self, prompt: Sequence[int]) -> int:
         """Return the most tokens of a completion."""
@@ -253,12 +259,13 @@ class Inputs:
                 faults.append("thinking_budget: the tokenizer has no known end marker of thoughts; give think_end")
         grammar = None
         if params.structured_outputs is not None:
-            grammar = self._grammar(params)
-            if isinstance(grammar, str):
-                faults.append(f"structured_outputs: {grammar}")
+            try:
+                grammar = self._grammar(params)
+            except ValueError as error:
+                faults.append(f"structured_outputs: {error}")
         if faults:
             raise ValueError("; ".join(faults))
-        assert not isinstance(grammar, str) and not isinstance(bias, str) and not isinstance(words, str)
+        assert not isinstance(bias, str) and not isinstance(words, str)
         ids += params.stop_token_ids
         plain = {field.name: getattr(params, field.name) for field in fields(PlainSettings)}
         for name, value in plain.items():
@@ -278,15 +285,12 @@ class Inputs:
             grammar=grammar,
         )
 
-    def _grammar(self, params: SamplingParams) -> GrammarSource | str:
-        """Return the grammar of structured outputs, or its fault."""
+    def _grammar(self, params: SamplingParams) -> str:
+        """Return the grammar of structured outputs; raises ValueError for its fault."""
         if self.tokenizer is None:
-            return "needs a tokenizer, the checkpoint has no tokenizer.json"
+            raise ValueError("needs a tokenizer, the checkpoint has no tokenizer.json")
         if params.ignore_eos:
-            return "expected ignore_eos=False, because completions end with their grammar"
-        try:
-            text = grammar_text(params.structured_outputs)
-            Grammars.of(self.tokenizer, self.vocab_size, self.eos_token_ids).check(text)
-        except ValueError as error:
-            return str(error)
-        return GrammarSource(text, self.eos_token_ids)
+            raise ValueError("expected ignore_eos=False, because completions end with their grammar")
+        text = grammar_text(params.structured_outputs)
+        Grammars.of(self.tokenizer, self.vocab_size, self.eos_token_ids).check(text)
+        return text

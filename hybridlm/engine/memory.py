@@ -16,8 +16,7 @@ import jax.numpy as jnp
 from hybridlm.checkpoint import ParameterPath, Shards
 from hybridlm.checkpoint.packed.layout import PackedLayout
 from hybridlm.devices.placement import ONE_DEVICE, Placement
-from hybridlm.engine.arguments import dtype_of_caches
-from hybridlm.engine.cache_size import page_limit, pool_pages
+from hybridlm.engine.cache_size import pool_pages
 from hybridlm.engine.config import ResolvedConfig
 from hybridlm.engine.engine import MAX_PREFILL_LANES, Engine
 from hybridlm.engine.reading import max_states
@@ -179,11 +178,11 @@ def admit_model(model: Decoder, weights: int, settings: ResolvedConfig, placemen
     budget, lanes, context = settings.prefix_cache, settings.lanes, settings.context
     cached = 0 if budget is None else sum(budget) if placement.platform == "cpu" else budget.device
     devices = placement.data
-    size = model.state_size(dtype_of_caches(settings.dtype, placement.platform))
+    size = model.state_size(settings.cache_dtype(placement.platform))
     row, page = size.fixed, size.token * KV_BLOCK
     demand = Demand(
         weights, row, page, lanes // devices, max_states(placement.prefill_lanes(lanes, MAX_PREFILL_LANES)), context,
-        page_limit(settings.cache, page, devices), prefix_cache=cached, devices=devices,
+        settings.page_limit(page, devices), prefix_cache=cached, devices=devices,
     )  # fmt: skip
     demand.require(available_memory(placement))
     return demand
@@ -198,10 +197,9 @@ def admit_steps(engine: Engine, demand: Demand) -> None:
     remaining = available_memory(engine.placement)
     if remaining is None or 2 * (demand.rows + demand.prefix_cache) < remaining:
         return
-    largest = [engine.shape("generate", engine.prefill_lanes, engine.chunk), engine.shape("generate", engine.lanes, 1)]
+    largest = [engine.full_shape("prompt"), engine.full_shape("decode")]
     if engine.options.drafts:
-        tokens = engine.draft_tokens + 1
-        largest.append(engine.shape("verify", engine.lanes, tokens, mtp_drafts=engine.mtp_drafts))
+        largest.append(engine.verify_shape(engine.lanes))
     scratch = max(
         engine.programs.compiled(shape, engine.example_arguments).certificate.memory.temp for shape in largest
     )

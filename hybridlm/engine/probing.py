@@ -4,10 +4,11 @@ States are copied and changed between steps: a step ends with the token concerne
 """
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
 import jax.numpy as jnp
 import numpy as np
@@ -53,7 +54,7 @@ StepReads = tuple[list[int], CachedBuffers | None]
 arrays after the last one."""
 
 
-class Probing:
+class Probing(AbstractContextManager["Probing"]):
     """Reads and changes inside the model by the sequences of one call or session.
 
     Requests read hidden states where a token is sampled.
@@ -68,9 +69,6 @@ class Probing:
         orders = shard_orders(engine)
         self._orders = {key: order for key, site in sites.states.items() if (order := orders[site.place]) is not None}
         self._recorders: list[Recorder] = []
-
-    def __enter__(self) -> Self:
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         if kind is None:

@@ -28,10 +28,17 @@ from hybridlm.engine.speculation import Speculation
 from hybridlm.engine.widths import cheapest_step
 from hybridlm.prefix_cache.cache import PrefixCache
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import ARRIVALS, MIN_CHANGES, ActiveSequence, most_logprobs, sampling_inputs
+from hybridlm.requests.sequence import (
+    ARRIVALS,
+    MIN_CHANGES,
+    ActiveSequence,
+    logit_changes,
+    most_logprobs,
+    sampling_arrays,
+)
 from hybridlm.rows.pool import LaneMap, RowPool
 from hybridlm.sampling.sampling import LogitsProcessor
-from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.operands import Batch, StepInputs
 from ir_passes.contract.statements import Statement
 from ir_passes.host.slot_faults import SlotError, SlotFault
 from models import KV_BLOCK
@@ -313,8 +320,8 @@ class Scheduler:
                 device = self._device_for(sequence)
                 if device is None:
                     break
-            elif len(sequence.generated) != sequence.sampled:
-                break
+            elif sequence.consumed and len(sequence.generated) != sequence.sampled:
+                break  # preempted, with tokens in flight
             heapq.heappop(self._heaps[kind])
             if not self._heaps[kind]:
                 del self._heaps[kind]
@@ -446,18 +453,18 @@ class Scheduler:
         alike.sort(key=lambda sequence: (sequence is not leader, by_new and sequence.stepped, sequence.order))
         new = sum(not sequence.stepped for sequence in alike) if by_new else 0
         # Two chunks show whether a prompt leaves tokens to later steps.
-        counts = [len(sequence.next_chunk(2 * engine.chunk)) for sequence in alike]
+        counts = [len(sequence.feed(2 * engine.chunk).tokens) for sequence in alike]
         devices, platform = pool.devices_of([s.slot for s in alike]), engine.placement.platform
         chosen, size, width = cheapest_step(
             counts, devices, engine.prefill_sizes, engine.widths, platform, new, pool.devices
         )
         sequences = [alike[index] for index in chosen]
         lanes, lane_map = self._by_lane(pool, sequences, size)
-        feeds = [None if s is None else Feed(s.next_chunk(width), s.consumed) for s in lanes]
+        feeds = [None if s is None else s.feed(width) for s in lanes]
         batch = Batch.of(feeds, width, lane_map.slots, lane_map.pages)
-        inputs = sampling_inputs(batch, lanes, engine.vocab_size)
-        if self._probing is not None:
-            inputs = inputs._replace(probes=self._probing.inputs(lanes))
+        changes = logit_changes(lanes, engine.vocab_size)
+        probes = None if self._probing is None else self._probing.inputs(lanes)
+        inputs = StepInputs(batch, None, *sampling_arrays(lanes), changes, probes=probes)
         top = most_logprobs(lanes)
         shape = Shape.of(inputs, pool.size, pool.pages, top, self._processor)
         if not self._decode_lanes and engine.runner.compiles_ahead and self._speculation is None:
@@ -487,15 +494,13 @@ class Scheduler:
         """
         engine, waiting = self._engine, [sequence for _, sequence in self._heaps.get(None, ())]
         sequences: list[Any] = [*self.prefilling, *self.decoding, *waiting]
-        if any(sequence.probe is not None for sequence in sequences):
-            return
-        if all(sequence.max_sampled - sequence.sampled <= 1 for sequence in sequences):
-            return
         changes, masked = dict[str, Any](), any(sequence.grammar is not None for sequence in sequences)
         if masked or any(sequence.request.params.changes_logits for sequence in sequences):
             changes = {"changes": MIN_CHANGES, "masked": masked}
         step = len(sequences), top, self._processor, *changes.values()
-        if step not in engine.programs.prepared:
+        if step in engine.programs.prepared or any(sequence.probe is not None for sequence in sequences):
+            return
+        if any(sequence.max_sampled - sequence.sampled > 1 for sequence in sequences):
             engine.programs.prepared.add(step)
             lanes = engine.bucket(len(sequences), engine.lanes)
             shape = engine.shape("generate", lanes, 1, top=top, processor=self._processor, **changes)

@@ -73,10 +73,8 @@ def all_shapes(engine: Engine, only_full: bool = False, drafts: bool = False) ->
     shapes += [engine.shape("generate", lanes, width) for lanes in prefill for width in widths]
     shapes += [engine.shape("generate", lanes, 1) for lanes in decode]
     if engine.options.drafts or (drafts and not engine.row_arrays.model.without_commit()):
-        drafts_of_head = engine.mtp_drafts
-        shapes += [engine.shape("generate", lanes, 1, mtp_drafts=drafts_of_head) for lanes in decode]
-        tokens = engine.draft_tokens + 1
-        shapes += [engine.shape("verify", lanes, tokens, mtp_drafts=drafts_of_head) for lanes in decode]
+        shapes += [engine.shape("generate", lanes, 1, mtp_drafts=engine.mtp_drafts) for lanes in decode]
+        shapes += map(engine.verify_shape, decode)
     shapes += [engine.shape("score", lanes, width, top=0) for lanes in prefill for width in engine.widths]
     if not only_full or engine.prefix_cache is not None:
         shapes += engine.moves.shapes(engine.rows, engine.pages(engine.rows))

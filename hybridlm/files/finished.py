@@ -6,6 +6,7 @@ A part may take hours; a killed run computes only the other texts again.
 import hashlib
 import time
 from collections.abc import Callable, Mapping
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import numpy as np
@@ -17,7 +18,7 @@ KEPT_EVERY = 20.0
 """Seconds between two files: below the promised 30, because a step may take seconds."""
 
 
-class FinishedTexts:
+class FinishedTexts(AbstractContextManager["FinishedTexts"]):
     """Results of the finished texts of one part, as arrays by text number.
 
     As a context it writes new results when an error ends the part. A part makes the same calls in each run. Files are
@@ -41,9 +42,6 @@ class FinishedTexts:
         while (path := self._path(self._written)).exists():
             self._earlier |= _read(path)
             self._written += 1
-
-    def __enter__(self) -> "FinishedTexts":
-        return self
 
     def __exit__(self, kind: type[BaseException] | None, error: object, trace: object) -> None:
         """Write new results after an error, unless nothing can be written."""

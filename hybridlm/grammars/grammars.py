@@ -3,7 +3,6 @@
 import weakref
 from collections import OrderedDict
 from collections.abc import Sequence
-from dataclasses import dataclass
 from functools import cache
 from typing import TYPE_CHECKING
 
@@ -20,19 +19,6 @@ MAX_COMPILED = 256
 """Compiled grammars in the cache."""
 PROBE = '{"a": [1, -2.5e3, true], "b c": "d_é\\n"}'
 """A text that a tokenizer must reproduce as llguidance reads its vocabulary."""
-
-
-@dataclass(frozen=True)
-class GrammarSource:
-    """A checked grammar.
-
-    Attributes:
-        text: in llguidance's format.
-        end_token_ids: allowed where the grammar may end.
-    """
-
-    text: str
-    end_token_ids: tuple[int, ...]
 
 
 class GrammarState:

@@ -141,7 +141,6 @@ def batch_rows(model: TextModel, origin: Origin, **fields: Any) -> RowTask:
         origin={**origin, "name": model.path.name, "llguidance": compiler_version()},
         window_bytes=MAX_WINDOW_BYTES,
         during=part,
-        check=check_batch_file,
         open=open_batch,
         output=answer_row,
         format=f"openai batch {FORMAT}",

@@ -5,7 +5,6 @@ from typing import Any
 
 from hybridlm.engine.inputs import Inputs
 from hybridlm.openai_batch.fields import Fields, among, whole
-from hybridlm.requests.validation import check_length
 
 COMPLETIONS, CHAT = "/v1/completions", "/v1/chat/completions"
 
@@ -77,5 +76,5 @@ def _tokenized(item: str | list[int], where: str, inputs: Inputs, truncation: sl
     text = item if isinstance(item, str) else None
     if truncation is not None and len(kept_ids := ids[truncation]) < len(ids):
         ids, text = kept_ids, None
-    check_length(ids, where, inputs.context, inputs.cache)
+    inputs.check_length(ids, where)
     return TokenizedPrompt(ids, text)

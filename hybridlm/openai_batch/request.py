@@ -90,7 +90,6 @@ class OpenAIRequest:
         names_are_ids: name tokens "token_id:N" instead of by their text.
     """
 
-    custom_id: str
     chat: bool
     model: Any
     user: Any
@@ -162,7 +161,7 @@ def _read_body(custom_id: str, chat: bool, body: Fields, inputs: Inputs) -> Open
         requests = []
         if n != 1:
             raise ValueError("n: expected 1 if only the prompt is echoed (max_tokens is 0)")
-    return OpenAIRequest(custom_id, chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
+    return OpenAIRequest(chat, model, user, prompts, requests, echo, top, token_ids, names_are_ids)
 
 
 def _take_logprobs(body: Fields, chat: bool, maximum: int) -> int | None:

@@ -8,14 +8,14 @@ from typing import TYPE_CHECKING, Literal
 
 import numpy as np
 
-from hybridlm.grammars import GrammarSource, TokenState, token_masks
+from hybridlm.grammars import TokenState, token_masks
 from hybridlm.requests.captured import Recorder
 from hybridlm.requests.probes import Probe
 from hybridlm.requests.sampling_params import PlainSettings
 from hybridlm.rows.snapshot import Snapshot
 from hybridlm.sampling.logit_changes import LogitChanges, mask_words
 from hybridlm.sampling.sampling import BESIDE_GREEDY, FILTERED, GREEDY, SAMPLED, Sampling
-from hybridlm.steps.operands import Batch, StepInputs
+from hybridlm.steps.operands import Feed
 from ir_passes.host.slot_owner import Slot
 
 if TYPE_CHECKING:
@@ -30,7 +30,11 @@ ARRIVALS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model; stop strings apart from stop ids."""
+    """`SamplingParams` checked against a model; stop strings apart from stop ids.
+
+    Attributes:
+        grammar: of structured outputs, in llguidance's format.
+    """
 
     seed: int = 0
     stop_token_ids: frozenset[int] = frozenset()
@@ -38,7 +42,7 @@ class ResolvedParams(PlainSettings):
     logit_bias: tuple[tuple[int, float], ...] = ()
     bad_words: tuple[tuple[int, ...], ...] = ()
     allowed_token_ids: tuple[int, ...] | None = None
-    grammar: GrammarSource | None = None
+    grammar: str | None = None
 
     @cached_property
     def changes_logits(self) -> bool:
@@ -135,12 +139,12 @@ class ActiveSequence:
     def output(self) -> list[int]:
         return [*self.request.prompt[len(self.request.given) :], *self.generated]
 
-    def next_chunk(self, chunk: int) -> tuple[int, ...]:
-        """Return the prompt tokens of the next step, at most `chunk`, up to a stop."""
-        end = min([self.consumed + chunk, *(stop for stop in self.stops if stop > self.consumed)])
+    def feed(self, width: int) -> Feed:
+        """Return the prompt tokens of the next step, at most `width`, up to a stop."""
+        end = min([self.consumed + width, *(stop for stop in self.stops if stop > self.consumed)])
         if self.probe is not None:
             end = self.probe.stop(self.consumed, end)
-        return self.prompt[self.consumed : end]
+        return Feed(self.prompt[self.consumed : end], self.consumed)
 
     @property
     def prefilling(self) -> bool:
@@ -157,15 +161,6 @@ def most_logprobs(lanes: Sequence[ActiveSequence | None]) -> int | None:
     """Return the most reported log-probabilities of a lane's token; None without any."""
     counts = (sequence.request.params.logprobs for sequence in lanes if sequence is not None)
     return max((count for count in counts if count is not None), default=None)
-
-
-def sampling_inputs(
-    batch: Batch, lanes: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None = None
-) -> StepInputs:
-    """Return the inputs of a step that samples each lane's next token, or verifies `drafts`."""
-    counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
-    changes = logit_changes(lanes, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
-    return StepInputs(batch, counts, *sampling_arrays(lanes), changes)
 
 
 def sampling_arrays(lanes: Sequence[ActiveSequence | None]) -> tuple[Sampling, np.ndarray]:

@@ -60,15 +60,6 @@ def to_items(items: Any, name: str) -> list[Any]:
     return list(items)
 
 
-def check_length(ids: Sequence[int], where: str, context: int, cache: int | None = None) -> None:
-    """Raise ValueError unless token ids fit the context and a device's KV cache."""
-    for size, name, option in ((context, "context", "context"), (cache, "KV cache of a device", "cache")):
-        if size is not None and len(ids) > size:
-            raise ValueError(
-                f"{where}: has {len(ids)} tokens, the {name} holds {size}; shorten it or load with a larger {option}"
-            )
-
-
 def with_settings(params: SamplingParams | None, settings: Settings) -> SamplingParams:
     """Return sampling parameters with replaced fields; raises TypeError for another type."""
     if params is not None and not isinstance(params, SamplingParams):

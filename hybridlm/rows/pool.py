@@ -8,7 +8,7 @@ More than 300 lines: a pool gives rows and pages together, and takes them back t
 """
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, NamedTuple
 from weakref import WeakSet
 
@@ -70,25 +70,24 @@ class RowPool:
             self._release_pages(row)
         self._consumed, self._unread = np.zeros(self.size, np.int32), np.zeros(self.size, bool)
 
-    def devices_for(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
+    def devices_for(
+        self, positions: int, shared: Sequence[Page] = (), evict: Callable[[int, int], bool] | None = None
+    ) -> list[int]:
         """Return the devices with room, first with the shared pages, then by free rows.
 
         Args:
             shared: kept pages of one device, for the first positions.
+            evict: frees so many pages of a device, or returns False; called if only pages are missing.
         """
-        pages, needed = self.page_owner, self.needed(positions, shared)
+        pages, count = self.page_owner, -(-positions // KV_BLOCK)
+        home = self.page_device(shared[0]) if shared else None
+        needed = [count - (device == home) * len(shared) for device in range(self.devices)]
         free_rows = [self.owner.free_in(device) for device in range(self.devices)]
-        ready = [
-            device
-            for device in range(self.devices)
-            if free_rows[device] and (pages is None or pages.free_in(device) >= needed[device])
-        ]
+        with_rows = [device for device in range(self.devices) if free_rows[device]]
+        ready = [device for device in with_rows if pages is None or pages.free_in(device) >= needed[device]]
+        if not ready and evict is not None and any(evict(device, needed[device]) for device in with_rows):
+            return self.devices_for(positions, shared)
         return sorted(ready, key=lambda device: (-needed[device], free_rows[device]), reverse=True)
-
-    def needed(self, positions: int, shared: Sequence[Page] = ()) -> list[int]:
-        """Return the free pages for a new row on each device; arguments as for `devices_for`."""
-        count, home = -(-positions // KV_BLOCK), self.page_device(shared[0]) if shared else None
-        return [count - (device == home) * len(shared) for device in range(self.devices)]
 
     def free_pages(self, device: int) -> int:
         return 0 if self.page_owner is None else self.page_owner.free_in(device)

@@ -11,7 +11,7 @@ from typing import Any
 from hybridlm.engine.config import option
 from hybridlm.files.parts import Parts
 from hybridlm.requests.results import require_finite
-from hybridlm.requests.validation import check_length, to_items
+from hybridlm.requests.validation import to_items
 from hybridlm.score_files.formats import ending_of
 from hybridlm.score_files.lines import open_lines
 from hybridlm.score_files.rows import Columns
@@ -65,7 +65,7 @@ def compared_ids(model: TextModel, other: TextModel, item: Any, where: str) -> t
     if isinstance(item, str) and len(tokenizers) > 1:
         raise ValueError(f"{where}: expected the same tokenizer in both models, theirs differ; give token ids")
     ids = model.inputs.encode(item, where)
-    check_length(ids, where, other.engine.context, other.engine.cache_limit)
+    other.inputs.check_length(ids, where)
     return ids
 
 

@@ -1,6 +1,5 @@
 """A run over the rows of a file, part by part."""
 
-import os
 from collections.abc import Iterable, Sequence
 from contextlib import closing
 from pathlib import Path
@@ -24,16 +23,18 @@ MAX_SORT_IDS = 1 << 26
 SEVERAL = "expected one completion, an output with columns has none for a list of them; write .jsonl"
 
 
-def run_file(task: RowTask, input: str | os.PathLike[str], output: str | os.PathLike[str], options: FileOptions) -> Any:
+def run_file(task: RowTask, input: Path, path: Path, options: FileOptions) -> Any:
     """Compute every row of a file; return the task's report.
+
+    Args:
+        path: of the output, from `Task.check`.
 
     Raises:
         ValueError: a wrong row if `strict`; an input without rows or of another format; the output is the input or no
             regular file; its parts have another owner, input, model or settings.
         OSError: finished parts stay.
     """
-    input, (index, count) = Path(input), options.share
-    path = task.check(input, Path(output), options)
+    index, count = options.share
     window_rows = task.window if options.window is None else options.window
     limits = Limits(
         window_rows if task.most_rows is None else min(window_rows, task.most_rows),

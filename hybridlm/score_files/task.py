@@ -11,7 +11,7 @@ from hybridlm.errors import NumericalError
 from hybridlm.files.finished import FinishedTexts
 from hybridlm.files.parts import Origin, Parts
 from hybridlm.score_files.formats import check_file, open_source
-from hybridlm.score_files.options import DEFAULT_WINDOW, FileOptions
+from hybridlm.score_files.options import DEFAULT_WINDOW
 from hybridlm.score_files.rows import NO_FIELDS, Columns, InputRow, OutputRow, RowFields, TextSource
 from hybridlm.text_model import TextModel, TokenCounts
 
@@ -83,7 +83,6 @@ class RowTask:
         ids: reported ids per position, at least 1; in memory until the part is written.
         window_bytes: None for 1 MiB.
         during: context around a part.
-        check: (input, output, options) -> output path, without a model.
         open: (input, field names) -> input rows.
         output: (row, name, result or fault) -> output row.
         format: version of output rows; None for scores.
@@ -102,7 +101,6 @@ class RowTask:
     window_bytes: int | None = None
     counts: Callable[[], TokenCounts] = TokenCounts
     during: Callable[[FinishedTexts], AbstractContextManager[Any]] = nullcontext
-    check: Callable[[Path, Path, FileOptions], Path] = check_file
     open: Callable[[Path, RowFields], TextSource] = open_source
     output: Callable[[InputRow, str | None, Any], OutputRow] = output_row
     format: str | None = None
@@ -112,7 +110,11 @@ class RowTask:
 
 
 class Task(ABC):
-    """Settings of a task, for any model; `LM.run_file` and `hybridlm.ray.score_dataset` take one."""
+    """Settings of a task, for any model; `LM.run_file` and `hybridlm.ray.score_dataset` take one.
+
+    Attributes:
+        check: (input, output, `FileOptions`) -> output path, without a model.
+    """
 
     check: ClassVar[Any] = staticmethod(check_file)
 

@@ -96,6 +96,6 @@ class DecideTask(Task):
             return rows
 
         origin: dict[str, str | int] = {"decisions": decider.prompts.settings.digest}
-        files = {"check": self.check, "open": partial(open_source, request=FIELDS)}
         columns: Columns = {"answers": "object"}
-        return text_task(model, columns, lambda item, where: decider.encode(item), run, origin, **files)
+        source = partial(open_source, request=FIELDS)
+        return text_task(model, columns, lambda item, where: decider.encode(item), run, origin, open=source)

@@ -158,6 +158,6 @@ def one_step(engine: Engine, target: Target, shape: AnyShape, store: FileStore |
 
 def _resident(engine: Engine, steps: dict[AnyShape, StepReport]) -> int | None:
     """Return bytes of weights and pool in XLA's layout of a decode step."""
-    shape = engine.shape("generate", engine.lanes, 1)
+    shape = engine.full_shape("decode")
     certificate = steps[shape].certificate if shape in steps else None
     return None if certificate is None else certificate.memory.arguments

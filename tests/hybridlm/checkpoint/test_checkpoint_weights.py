@@ -98,8 +98,8 @@ def faults(checkpoint: CheckpointDirectory) -> tuple[str, ...]:
 
 @pytest.mark.parametrize("split", [False, True])
 def test_values_of_both_layouts(tmp_path: Path, split: bool) -> None:
-    arrays, report = load(save(tmp_path, tensors(split)))
-    expected = tensors()
+    report = load(save(tmp_path, tensors(split)))
+    arrays, expected = report.arrays, tensors()
     assert list(arrays) == [("embed",), ("norm",), ("mlp", 0, "gate_up"), ("q",), ("kv",)]
     np.testing.assert_array_equal(arrays[("embed",)], expected["model.embed.weight"])
     np.testing.assert_array_equal(arrays[("mlp", 0, "gate_up")], expected[FUSED])
@@ -244,7 +244,7 @@ def test_unknown_quantisation_is_named_first(tmp_path: Path, config: dict[str, A
 
 def test_skipped_tensors_are_reported_once(tmp_path: Path) -> None:
     extra = {f"mtp.layers.{i}.w": np.zeros(2, np.int8) for i in range(3)} | {"model.visual.x": np.zeros(1, np.float32)}
-    report = load(save(tmp_path, tensors() | extra)).report
+    report = load(save(tmp_path, tensors() | extra))
     assert report.skipped == {r"mtp\..*": 3, r"model\.visual\..*": 1}
     (line,) = report.lines()
     assert "4 tensors are not used" in line and r"3 of mtp\..*" in line and r"1 of model\.visual\..*" in line
@@ -260,7 +260,7 @@ def test_nothing_is_read_before_the_check(tmp_path: Path, monkeypatch: pytest.Mo
 
 def test_progress(tmp_path: Path) -> None:
     calls: list[tuple[int, int, str]] = []
-    report = load(save(tmp_path, tensors()), "bfloat16", progress=lambda *call: calls.append(call)).report
+    report = load(save(tmp_path, tensors()), "bfloat16", progress=lambda *call: calls.append(call))
     assert [call[2] for call in calls] == ["", "embed", "norm", "mlp.0.gate_up", "q", "kv"]
     assert [call[0] for call in calls] == sorted({call[0] for call in calls})
     assert {call[1] for call in calls} == {report.bytes} and calls[-1][0] == report.bytes

@@ -297,6 +297,6 @@ def test_scores_of_a_head_are_checked(text_lm: hybridlm.LM, scores: list[float])
     prompts: Any = text_lm.text_model.prompts
     read: Any = SimpleNamespace(vectors=np.zeros((1, 4), np.float32), first_wrong=None)
     head: Any = _Head(scores)
-    decider = Decider(prompts, head, lambda ids, places: [read], text_lm.context)
+    decider = Decider(prompts, head, lambda ids, places: [read], text_lm.text_model.text_inputs)
     (prompt,) = prompts.read({"state": "x", "questions": {"q": {"type": "noul"}}})
     assert decider.answers([[prompt]]) == [prompt.places[0]]

@@ -39,7 +39,7 @@ def opened(path: Path) -> CheckpointDirectory:
 
 def checked(path: Path, head: bool = False) -> Any:
     """Compare the headers with the model; read no tensor."""
-    return load_parameters(open_model(path, head), "float32", only=set()).report
+    return load_parameters(open_model(path, head), "float32", only=set())
 
 
 @pytest.mark.parametrize("kind", [Type.F32, Type.BF16, Type.Q8_0, Type.Q4_0], ids=lambda path: path.name)

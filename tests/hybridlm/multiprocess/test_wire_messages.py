@@ -7,7 +7,6 @@ from message_store import MemoryStore
 from model_inputs import request_of
 
 from hybridlm import SamplingParams
-from hybridlm.grammars import GrammarSource
 from hybridlm.multiprocess.environment import Disagreement
 from hybridlm.multiprocess.messages import PART_BYTES, Message, Messages, from_part, to_parts
 
@@ -16,14 +15,13 @@ class Thing:
     """An object that both sides have."""
 
 
-GRAMMAR = GrammarSource("{}", (2, 3))
 SETTINGS = SamplingParams(temperature=0.1 + 0.2, stop_token_ids=[9, 3])
-REQUEST = request_of(SETTINGS, (5, 6, 7), 3, priority=-2, stop_strings=("\n", "x"), grammar=GRAMMAR)
+REQUEST = request_of(SETTINGS, (5, 6, 7), 3, priority=-2, stop_strings=("\n", "x"), grammar="{}")
 
 
 def through(*messages: Message, actual: Any = None, reference: Any = None) -> list[Message]:
     store = MemoryStore()
-    sender, receiver = Messages(store), Messages(store, (GrammarSource, type(REQUEST), type(REQUEST.params)))
+    sender, receiver = Messages(store), Messages(store, (type(REQUEST), type(REQUEST.params)))
     for message in messages:
         sender.send(message, {actual: 4} if actual is not None else {})
     return [receiver.receive({4: reference}) for _ in messages]

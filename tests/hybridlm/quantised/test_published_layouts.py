@@ -137,7 +137,7 @@ def test_a_published_layout_loads_with_the_numbers_of_its_dequantised_form(tmp_p
 
 def test_the_report_lists_quantised_tensors(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["nemotron-super-nvfp4"], tmp_path / "c")
-    report = weights(folder / "quantised", "bfloat16").report
+    report = weights(folder / "quantised", "bfloat16")
     assert set(report.converted) == {"nvfp4", "fp8-tensor"} and min(report.converted.values()) > 0
 
 
@@ -169,7 +169,7 @@ def test_packed_and_dequantised_weights_give_the_same_texts(tmp_path: Path, name
 
 def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
     folder, _ = write(PUBLISHED["qwen-nvfp4"], tmp_path / "c")
-    assert not weights(folder / "quantised").report.notes
+    assert not weights(folder / "quantised").notes
     name = "model.layers.0.linear_attn.in_proj_qkv.weight"
 
     def change(tensors: dict[str, Stored]) -> None:
@@ -177,7 +177,7 @@ def test_lost_rows_are_a_warning_and_inspect_names_them(tmp_path: Path) -> None:
         tensors["model.norm.weight"][1].reshape(-1)[3:5] = np.nan, np.inf
 
     rewrite(folder / "quantised" / "model.safetensors", change)
-    (note,) = weights(folder / "quantised").report.notes
+    (note,) = weights(folder / "quantised").notes
     assert note.startswith(f"{name}: 32 of its rows")
     command = ("inspect", "--weights", "-m", folder / "quantised")
     result = run_command(*command)

@@ -21,7 +21,7 @@ def load_with_head(directory: pathlib.Path) -> MtpDecoder:
     family = family_of(checkpoint.config).with_head
     assert family is not None
     config = family.read_config(checkpoint.config)
-    arrays, _ = load_parameters(OpenModel(checkpoint, family, config), "float32")
+    arrays = load_parameters(OpenModel(checkpoint, family, config), "float32").arrays
     model, _ = assemble(nnx.eval_shape(lambda: family.build(config, nnx.Rngs(0))), arrays)
     assert isinstance(model, MtpDecoder)
     return model

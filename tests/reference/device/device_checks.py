@@ -71,10 +71,10 @@ def used_rows(lm: hybridlm.LM) -> dict[str, Any]:
 def _shapes(lm: hybridlm.LM) -> list[Shape]:
     engine = lm.engine
     return [
-        engine.shape("generate", engine.lanes, 1),
-        engine.shape("verify", engine.lanes, engine.draft_tokens + 1),
-        engine.shape("generate", engine.prefill_lanes, engine.chunk),
-        engine.shape("score", engine.prefill_lanes, engine.chunk, top=0),
+        engine.full_shape("decode"),
+        engine.verify_shape(engine.lanes),
+        engine.full_shape("prompt"),
+        engine.full_shape("score"),
     ]
 
 

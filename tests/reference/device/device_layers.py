@@ -29,7 +29,7 @@ from hybridlm.engine.abstract import abstract_engine
 from hybridlm.engine.engine import Engine
 from hybridlm.programs.jax_settings import JaxSettings
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import sampling_inputs
+from hybridlm.requests.sequence import sampling_arrays
 from hybridlm.steps.operands import Batch, StepInputs
 from hybridlm.target_report.step_report import floor_of
 from ir_passes import CompiledStep
@@ -150,7 +150,7 @@ def step_inputs(engine: Engine, shape: Shape, visible: int) -> StepInputs:
         np.array(kv_blocks(visible), np.int32),
         np.asarray(own_pages(lanes, shape.pages)),
     )
-    return jax.device_put(sampling_inputs(batch, [None] * lanes, engine.vocab_size))
+    return jax.device_put(StepInputs(batch, None, *sampling_arrays([None] * lanes)))
 
 
 def floor_seconds(layers: int, step: LayerStep, target: Target, tiny: bool) -> tuple[float, float] | None:

@@ -20,11 +20,11 @@ from hybridlm import FileOptions
 from hybridlm.engine.inputs import Inputs
 from hybridlm.files.finished import FinishedTexts, finished_files
 from hybridlm.openai_batch.answers import answers
-from hybridlm.openai_batch.batch_task import batch_rows
+from hybridlm.openai_batch.batch_task import BatchTask, batch_rows
 from hybridlm.requests.results import first_not_finite
 from hybridlm.score_files.run_file import run_file
 from hybridlm.score_files.score_task import scored_rows
-from hybridlm.score_files.task import RowTask
+from hybridlm.score_files.task import RowTask, Task
 from hybridlm.scoring.items import ScoredIds
 
 CONTEXT = 8
@@ -81,7 +81,8 @@ def interrupted(function: Callable[..., Any], *calls: int, error: BaseException 
 
 def run_toy(task: RowTask, input: str | Path, output: str | Path, **options: Any) -> Any:
     """Run a task over a file; returns its report."""
-    return run_file(task, input, output, FileOptions(**options))
+    settings, check = FileOptions(**options), Task.check if task.format is None else BatchTask.check
+    return run_file(task, Path(input), check(Path(input), Path(output), settings), settings)
 
 
 class NoRequests:

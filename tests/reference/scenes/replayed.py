@@ -10,9 +10,9 @@ import numpy as np
 from verify_scene import own_table
 
 import hybridlm
-from hybridlm.requests.sequence import ActiveSequence, sampling_inputs
+from hybridlm.requests.sequence import ActiveSequence, sampling_arrays
 from hybridlm.rows.pool import RowPool
-from hybridlm.steps.operands import Batch, Feed
+from hybridlm.steps.operands import Batch, Feed, StepInputs
 
 
 class Text(NamedTuple):
@@ -83,7 +83,7 @@ class Replayed:
             feeds = [Feed((text[place],), place) if place < len(text) else None for text in texts]
             feeds += [None] * (engine.lanes - len(texts))
             batch = Batch.of(feeds, 1, range(engine.lanes), table if engine.blocks else None)
-            inputs = sampling_inputs(batch, [None] * engine.lanes, engine.vocab_size)
+            inputs = StepInputs(batch, None, *sampling_arrays([None] * engine.lanes))
             _, rows = engine.program(shape)(engine.params, rows, jax.device_put(inputs))
             for lane, text in enumerate(texts):
                 if place < len(text):

@@ -12,7 +12,7 @@ from paged_shapes import paged
 
 import hybridlm
 from hybridlm.programs.shapes import Shape
-from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, sampling_inputs
+from hybridlm.requests.sequence import ActiveSequence, Request, ResolvedParams, logit_changes, sampling_arrays
 from hybridlm.steps.operands import Batch, Feed, StepInputs
 from hybridlm.steps.structure import Rows
 from models.state.pages import own_page_count, own_pages
@@ -25,6 +25,15 @@ SIZES: dict[str, Any] = {"lanes": LANES, "context": CONTEXT, "dtype": "float32",
 def own_table(lanes: int, context: int) -> np.ndarray:
     """The table of consecutive pages for each lane, after the null page."""
     return np.asarray(own_pages(lanes, own_page_count(lanes, context)))
+
+
+def step_inputs(
+    batch: Batch, owners: Sequence[ActiveSequence | None], vocab_size: int, drafts: Sequence[Sequence[int]] | None
+) -> StepInputs:
+    """Return the inputs of a step that samples each lane's next token, or verifies `drafts`."""
+    counts = None if drafts is None else np.array([len(draft) for draft in drafts], np.int32)
+    changes = logit_changes(owners, vocab_size, drafts, 1 if drafts is None else batch.tokens.shape[1])
+    return StepInputs(batch, counts, *sampling_arrays(owners), changes)
 
 
 def moved(leaf: jax.Array, lanes: int, order: np.ndarray) -> jax.Array:
@@ -89,7 +98,7 @@ class Scene(NamedTuple):
         """Inputs of the step that verifies, on the pages of `own_table`."""
         feeds, owners = [lane.feed for lane in self.lanes], [lane.owner for lane in self.lanes]
         batch = Batch.of(feeds, TOKENS, range(len(self.lanes)), own_table(len(self.lanes), CONTEXT))
-        return sampling_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
+        return step_inputs(batch, owners, 0, [lane.drafts for lane in self.lanes])
 
     @property
     def ends(self) -> list[int]:
@@ -122,7 +131,7 @@ class Steps:
             self._programs[shape] = jax.jit(self.lm.engine.programs.step(shape)[0])
         table = own_table(shape.lanes, self.lm.context) if shape.pages else None
         batch = Batch.of(feeds, shape.tokens, range(shape.lanes), table)
-        inputs = sampling_inputs(batch, owners, self.lm.engine.vocab_size, drafts)
+        inputs = step_inputs(batch, owners, self.lm.engine.vocab_size, drafts)
         return self._programs[shape](self.lm.engine.params, rows, inputs)
 
     def verify(self, rows: Rows, lanes: Sequence[Lane]) -> tuple[np.ndarray, np.ndarray, Rows]:

@@ -8,12 +8,11 @@ import jax.numpy as jnp
 import pytest
 from engine_mutants.mutant import EngineMutant, Finder, replaced
 
-from hybridlm.engine import decoding
+from hybridlm.engine import decoding, scheduler
 from hybridlm.engine.decoding import Decoding
 from hybridlm.engine.engine import Engine
 from hybridlm.engine.scheduler import Scheduler
 from hybridlm.programs.sanitized import Sanitizer
-from hybridlm.requests import sequence as sequences
 from hybridlm.requests.sequence import ActiveSequence, sampling_arrays
 from hybridlm.rows.pool import LaneMap, RowPool
 
@@ -23,7 +22,7 @@ def settings_in_order_of_joining(patch: pytest.MonkeyPatch) -> None:
         first = [lane for lane in lanes if lane is not None]
         return sampling_arrays([*first, *[None] * (len(lanes) - len(first))])
 
-    for module in (sequences, decoding):
+    for module in (scheduler, decoding):
         patch.setattr(module, "sampling_arrays", sampling)
 
 

@@ -80,7 +80,7 @@ def test_the_sanitizer_finds_nothing_wrong(sanitized_lm: hybridlm.LM, completion
 
 
 @pytest.mark.long
-@pytest.mark.parametrize("id", ["moved-by-all-drafts", "moved-by-one", "moved-twice", "drafted-lanes-alone-move"])
+@pytest.mark.parametrize("id", ["moved-by-all-drafts", "moved-by-one", "moved-twice"])
 def test_the_sanitizer_sees_positions_that_are_wrong_before_tokens_are(
     sanitized_lm: hybridlm.LM, completions: list[traffic.Alone], id: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -88,7 +88,7 @@ class SameWork:
         return ir.variables(eqn.invars[updates_of(eqn)] if self.box(eqn) else eqn.invars)
 
     def inputs(self) -> dict[ir.Var, tuple[list[ir.Var], int | None]]:
-        """Return input of lane 0 -> array of all lanes' entries and its axis, or all lanes' inputs."""
+        """Return input of lane 0 -> all lanes' entries and axis, or inputs."""
         eqns, owners = self.lanes[0].values(), self.owners
         results = {var for eqn in eqns for var in eqn.outvars}
         used = dict.fromkeys(var for eqn in eqns for var in self.operands(eqn))

@@ -72,6 +72,9 @@ class _Walk:
         self.values = values
         self.violations: list[Violation] = []
         self._callers: tuple[ir.JaxprEqn, ...] = ()
+        pools = [array.entry for array in bound.inputs if isinstance(array.entry, Pool) and array.entry.dims]
+        dims = [(name, axis == pool.axis) for pool in pools for axis, name in enumerate(pool.dims or ()) if name]
+        self._row_names = {name for name, is_row in dims if is_row} - {name for name, is_row in dims if not is_row}
 
     def run(self, jaxpr: Any, inputs: Sequence[Dims], leaves: Sequence[int | None]) -> tuple[list[Dims], Leaves]:
         dims: dict[Any, Dims] = {var: fresh(ir.shape_of(var)) for var in jaxpr.constvars}
@@ -107,7 +110,12 @@ class _Walk:
                 return [operands[0]], [pools[0]]
             rule = DIMENSION_RULES.get(name)
             if rule is not None:
-                return self._placed(eqn, rule(eqn, *operands)), nothing
+                results = rule(eqn, *operands)
+                if name in primitives.SCATTERS:
+                    exchanged = exchanged_by_index(eqn, operands[0], operands[2], self._row_names)
+                    sizes = {axis: Dimension(results[0][axis].size, lost="") for axis in exchanged}
+                    results = [tuple(sizes.get(axis, dim) for axis, dim in enumerate(results[0]))]
+                return self._placed(eqn, results), nothing
             declared = opaque_of(eqn, self.bound.opaque)
             if declared is not None and fits(declared[1], ir.shapes(eqn.invars), ir.shapes(eqn.outvars)):
                 return self._declared(eqn, declared[1], operands, pools)
@@ -136,8 +144,7 @@ class _Walk:
         # a part without a name may be of any dimension
         named = {axis: dim for axis, dim in window.items() if dim.size == x[axis].size or runs_along(dim)}
         if eqn.primitive.name != "dynamic_update_slice":
-            rows = getattr(self.bound.inputs[pool].entry, "axis", -1)
-            exchanged = exchanged_by_index(eqn, x, operands[2], rows)
+            exchanged = exchanged_by_index(eqn, x, operands[2], self._row_names)
             named |= {axis: Dimension(x[axis].size) for axis in exchanged}
         self.check(jaxpr, index, pool, named)
 

@@ -4,6 +4,7 @@ An operation without a rule aligns nothing; the write to a pool then reports an 
 """
 
 from collections.abc import Callable
+from collections.abc import Set as AbstractSet
 from typing import Any
 
 from ir_passes.jaxpr.mesh import array_axes_of
@@ -198,17 +199,18 @@ def window_of_scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> dict[i
     return {old: updates[new] for old, new in window}
 
 
-def exchanged_by_index(eqn: Any, x: Dims, updates: Dims, rows: int = -1) -> set[int]:
-    """Return indexed axes if indices may exchange the updates' named dimensions.
+def exchanged_by_index(eqn: Any, x: Dims, updates: Dims, row_names: AbstractSet[str]) -> set[int]:
+    """Return indexed axes of a scatter's operand if indices may exchange its dimensions.
 
     Args:
-        rows: the row axis of a pool.
+        row_names: names of pools' rows, which the proof of lanes follows.
     """
     n = eqn.params["dimension_numbers"]
-    indexed = [axis for axis in map(int, n.inserted_window_dims) if axis != rows and runs_along(x[axis])]
+    indexed = [axis for axis in map(int, n.inserted_window_dims) if runs_along(x[axis]) - row_names]
+    state_names = frozenset[str]().union(*map(runs_along, x)) - row_names
     batch = [dim for axis, dim in enumerate(updates) if axis not in n.update_window_dims]
     batch = [dim for axis, dim in enumerate(batch) if axis not in n.scatter_indices_batching_dims]
-    names = [runs_along(dim) for dim in batch if runs_along(dim) and not dim.repeated and dim.size > 1]
+    names = [runs_along(dim) for dim in batch if runs_along(dim) & state_names and not dim.repeated and dim.size > 1]
     is_in_order = len(indexed) == 1 and all(name == runs_along(x[indexed[0]]) for name in names)
     return set() if is_in_order or not names else set(indexed)
 
@@ -229,8 +231,7 @@ def _indexed(dim: Dimension) -> Dimension:
 
 @_rule(*SCATTERS)
 def _scatter(eqn: Any, x: Dims, indices: Dims, updates: Dims) -> list[Dims]:
-    (result,), exchanged = _put(x, window_of_scatter(eqn, x, indices, updates)), exchanged_by_index(eqn, x, updates)
-    return [tuple(Dimension(dim.size, lost="") if axis in exchanged else dim for axis, dim in enumerate(result))]
+    return _put(x, window_of_scatter(eqn, x, indices, updates))
 
 
 @_rule("dynamic_update_slice")

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from jax import Array, lax
 
-from ir_passes import IsolationError, LaneContract, Pool, SlotMap, ViolationKind, prove_isolation
+from ir_passes import IsolationError, LaneContract, Pool, SlotMap, ViolationKind, name_dims, prove_isolation
 
 LANES, ROWS, SIZE = 3, 8, 4
 STATE = Pool("s", dims=("row", "key", "value"))
@@ -35,12 +35,21 @@ TRANSPOSED: dict[str, Change] = {
         pool[slots], mode="drop"
     ),
     "sorted by places": rows_of(sorted_anew),
+    "a column at a time": rows_of(
+        lambda rows: lax.fori_loop(0, SIZE, lambda i, new: new.at[:, i, jnp.arange(SIZE)].set(rows[:, :, i]), rows)
+    ),
 }
 STRAIGHT: dict[str, Change] = {
     "columns into the pool": lambda pool, slots: pool.at[slots[:, None], :, jnp.arange(SIZE)].set(
         pool[slots].swapaxes(1, 2), mode="drop"
     ),
     "sorted within a dimension": rows_of(lambda rows: jnp.sort(rows, 2)),
+    "a place of each row": lambda pool, slots: pool.at[slots, slots % SIZE].set(
+        name_dims(pool[slots, slots % SIZE], "row", "value"), mode="drop"
+    ),
+    "a place of each row, in an array": rows_of(
+        lambda rows: rows.at[jnp.arange(LANES), jnp.arange(LANES)].set(name_dims(rows[:, 1], "row", "value"))
+    ),
     "an element of each row": lambda pool, slots: pool.at[slots, 0, 1].set(pool[slots, 0, 1], mode="drop"),
 }
 

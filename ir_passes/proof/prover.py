@@ -73,7 +73,7 @@ class Prover:
         refine: adds facts about packed tokens to results.
         layout: value number -> fact and bounds, from a packed layout.
         unread: id of the body of an unreadable kernel -> the reason.
-        scanned: lane of an iteration of a scan over lanes -> number of equations around it, key of all their rows.
+        scanned: lane of an iteration of a scan over lanes -> key of all their rows.
     """
 
     bound: BoundContract
@@ -104,7 +104,7 @@ class Prover:
     refine: Callable[[Any, list[Value], list[Value]], list[Value]] | None = None
     layout: dict[int, tuple[Any, Any]] = field(default_factory=dict)
     unread: dict[int, str] = field(default_factory=dict)
-    scanned: dict[Any, tuple[int, Hashable]] = field(default_factory=dict)
+    scanned: dict[Any, Hashable] = field(default_factory=dict)
     _numbers: dict[Hashable, Number] = field(default_factory=dict)
     _last_number: Number = Number(1)
     _literals: dict[int, Value] = field(default_factory=dict)

@@ -400,7 +400,7 @@ def _symbol_of_iteration(site: Site, loop: Number, rows: LaneRows, length: int) 
     symbol = Symbol(site.prover.number(form, loop, *numbers), length)
     if rows.inner == 1:
         key = rows.start, length, order, rows.packed
-        site.prover.scanned[symbol] = len(site.prover.callers), key
+        site.prover.scanned[symbol] = key
     return symbol
 
 

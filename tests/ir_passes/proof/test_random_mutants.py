@@ -3,6 +3,7 @@
 What leaks is found out by running the changed program, each lane changed in turn, for several slot maps and weights.
 """
 
+import contextlib
 import random
 from collections import Counter
 from typing import Any
@@ -114,7 +115,9 @@ def looked_at_again(name: str, suspects: list[Change]) -> list[str]:
     leaking = set[tuple[int, str]]()
     for program in (PROGRAMS[name], disturbed(PROGRAMS[name])) if suspects else ():
         subject, keys = Subject(program, MORE), {change.key for change in suspects} - leaking
-        leaking |= {change.key for change in subject.changes() if change.key in keys and subject.leaks(change)}
+        for change in subject.changes():
+            with contextlib.suppress(NotInNumpy):  # with unusual numbers its loop does not end
+                leaking |= {change.key} if change.key in keys and subject.leaks(change) else set()
     layout = Subject(PROGRAMS[name], SEEDS[:1]).of_layout()
     verdicts = {change.key: "another layout" if change.index in layout else "clean" for change in suspects}
     return [f"{'leaking' if key in leaking else outcome}, refused" for key, outcome in verdicts.items()]

@@ -1,6 +1,5 @@
 """Reads and writes of pools by slot map or page table."""
 
-from collections.abc import Hashable
 from dataclasses import replace
 from typing import Any
 
@@ -184,18 +183,9 @@ def record(site: Site, pool: PoolRows, index: Value, owner: Owner, shape: tuple[
         lanes = -(-shape[owner.axis] // owner.inner)
         lane, lanes_of_rows = None, (owner.start, lanes, owner.order, owner.packed)
     else:
-        lane, lanes_of_rows = (owner, _lanes_of_loop(site, owner)) if isinstance(owner, OneLane) else (None, None)
+        lane = owner if isinstance(owner, OneLane) else None
+        lanes_of_rows = lane and site.prover.scanned.get(lane.lane, (lane.lane, lane.packed))
     fact: Any = index.fact
     # a lane has one row in a slot map, and several pages
     rows = replace(fact, offset=None, stride=1, spare=0) if isinstance(fact, SlotEntry) else (fact, index.number)
     site.prover.accesses.append(RowAccess(pool.leaf, write, (rows, lanes_of_rows), lane, site))
-
-
-def _lanes_of_loop(site: Site, owner: OneLane) -> Hashable:
-    """Return the key of all lanes visited by a scan, else of the lane.
-
-    An iteration that may skip its access, in a branch or an inner loop, stands for its lane alone.
-    """
-    depth, key = site.prover.scanned.get(owner.lane, (0, None))
-    skips = any(eqn.primitive.name in ("cond", "while") for eqn in site.prover.callers[depth:])
-    return (owner.lane, owner.packed) if key is None or skips else key

@@ -14,9 +14,9 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32, UInt32
 
-from models.ops.gpu_call import gpu_call, result_like
+from models.ops.gpu_call import gpu_call
 from models.ops.kernels import Kernel
-from models.sharding.devices import Devices, varying_like
+from models.sharding.devices import Devices, result_like, varying_like
 
 DIGIT = 4
 """Bits of a cutoff per pass; divides 32."""

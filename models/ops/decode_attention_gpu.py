@@ -13,10 +13,11 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32, Int32
 
-from models.ops.gpu_call import gpu_call, has_tensor_memory, result_like, shared_memory
+from models.ops.gpu_call import gpu_call, has_tensor_memory, shared_memory
 from models.ops.kernel_products import MIN_ROWS, bfloat16_terms, kernel_product
 from models.ops.kernels import Kernel
 from models.ops.recurrences.chunk_decay import power_of_two
+from models.sharding.devices import result_like
 from models.state.pages import KV_BLOCK, Pages
 from models.state.shapes import KeyCache, ValueCache
 

@@ -14,10 +14,11 @@ from jax import Array, lax
 from jaxtyping import Float32, Int32
 
 from models.ops.float32 import silu_gated
-from models.ops.gpu_call import gpu_call, has_group_products, load_if, result_like, shared_memory, store_if
+from models.ops.gpu_call import gpu_call, has_group_products, load_if, shared_memory, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel
 from models.ops.weight_tiles import numbers_of, supports_weight, turn_span, turn_terms
+from models.sharding.devices import result_like
 
 MAX_ROWS, MAX_COLUMNS, MAX_TERMS = 128, 128, 64
 """Rows and columns of one product, and the terms of one iteration."""

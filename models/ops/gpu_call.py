@@ -9,6 +9,8 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from models.sharding.devices import result_like
+
 Spec = tuple[tuple[int | None, ...], Callable[..., tuple[Any, ...]]] | None
 Result = tuple[Spec, jax.ShapeDtypeStruct | int]
 READ, WRITTEN = "read", "written"
@@ -125,11 +127,6 @@ def gpu_call(
         return arrays if isinstance(results, list) else arrays[0]
 
     return run
-
-
-def result_like(shape: tuple[int, ...], dtype: Any, like: jax.Array) -> jax.ShapeDtypeStruct:
-    """Return a type with an operand's variation over devices."""
-    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)
 
 
 def rows_bytes(pool: jax.Array, lanes: int) -> int:

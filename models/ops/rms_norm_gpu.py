@@ -12,10 +12,10 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, result_like
+from models.ops.gpu_call import gpu_call
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel
-from models.sharding.devices import varying_like
+from models.sharding.devices import result_like, varying_like
 
 MAX_ROWS = 128
 """Rows of a decode step; XLA fuses the norms of prompts with other operations."""

@@ -15,12 +15,12 @@ import jax.numpy as jnp
 from jax import Array, lax
 from jaxtyping import Float, Float32
 
-from models.ops.gpu_call import gpu_call, has_group_products, result_like, shared_memory
+from models.ops.gpu_call import gpu_call, has_group_products, shared_memory
 from models.ops.kernel_products import MIN_ROWS
 from models.ops.kernels import Kernel
 from models.ops.recurrences.chunk_decay import power_of_two
 from models.ops.weight_tiles import numbers_of, supports_weight, turn_span, turn_terms
-from models.sharding.devices import varying_like
+from models.sharding.devices import result_like, varying_like
 
 MAX_PLAIN_ROWS = 128
 """Maximum rows with plain weights; XLA computes more."""

@@ -114,3 +114,8 @@ def varying_like(start: T, *like: Any) -> T:
         return lax.pcast(leaf, new, to="varying") if new else leaf
 
     return jax.tree.map(marked, start)
+
+
+def result_like(shape: tuple[int, ...], dtype: Any, like: Array) -> jax.ShapeDtypeStruct:
+    """Return the type of a kernel's result that varies over devices like an operand."""
+    return jax.ShapeDtypeStruct(shape, dtype, manual_axis_type=jax.typeof(like).mat)

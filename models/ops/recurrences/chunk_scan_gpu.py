@@ -12,13 +12,14 @@ import numpy as np
 from jax import Array, lax
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, has_group_products, load_if, result_like, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, has_group_products, load_if, rows_bytes, store_if
 from models.ops.kernel_products import MIN_ROWS, kernel_product
 from models.ops.kernels import Kernel
 from models.ops.recurrences.chunk_decay import decays_between
 from models.ops.recurrences.chunked_scan import split
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
 from models.ops.recurrences.triangular import unit_lower_inverse
+from models.sharding.devices import result_like
 
 MAX_ROWS = 16
 """State rows of a program instance."""

@@ -12,9 +12,10 @@ import numpy as np
 from jax import Array
 from jaxtyping import Float32
 
-from models.ops.gpu_call import gpu_call, load_if, result_like, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
 from models.ops.kernels import Kernel
 from models.ops.recurrences.conv_step_cpu import ConvInputs
+from models.sharding.devices import result_like
 from models.state.shapes import ConvState
 
 MAX_TOKENS = 16

@@ -13,9 +13,10 @@ from jax import Array, lax
 from jaxtyping import Float32
 
 from models.ops.float32 import l2_norm
-from models.ops.gpu_call import gpu_call, load_if, result_like, rows_bytes, store_if
+from models.ops.gpu_call import gpu_call, load_if, rows_bytes, store_if
 from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs, Surroundings
+from models.sharding.devices import result_like
 
 MAX_ROWS = 32
 """Rows of the state of one program instance."""

@@ -9,9 +9,9 @@ from typing import Any
 
 import jax.numpy as jnp
 
-from models.ops.gpu_call import result_like
 from models.ops.kernels import Kernel
 from models.ops.recurrences.recurrence import RecurrenceInputs, RecurrenceOutputs
+from models.sharding.devices import result_like
 
 SUBLANES, LANES_OF_REGISTER = 8, 128
 """Multiples of an array's padded last two dimensions."""

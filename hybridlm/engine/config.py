@@ -4,7 +4,7 @@ import math
 import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, fields
-from typing import Any, Literal, TypeGuard
+from typing import Any, Literal
 
 import jax.numpy as jnp
 from jax.sharding import AbstractMesh, Mesh
@@ -16,7 +16,7 @@ from hybridlm.engine.cache_size import check_cache, page_limit
 from hybridlm.engine.widths import step_widths
 from hybridlm.prefix_cache.budget import CacheBudget, cache_budget
 from hybridlm.programs.compilation_cache import is_cache
-from hybridlm.requests.validation import without_numpy
+from hybridlm.requests.validation import is_whole, without_numpy
 from ir_passes.compile.proving import CERTIFY, Certify
 from ir_passes.targets import Target
 from models import DecoderConfig
@@ -127,9 +127,9 @@ class EngineConfig:
         faults = [
             f"{name}: expected a whole number of at least 1, got {number!r}"
             for name, number in (("lanes", self.lanes), ("context", self.context), ("chunk", self.chunk))
-            if not (_is_count(number) or (number is None and name != "lanes"))
+            if not (is_whole(number, 1) or (number is None and name != "lanes"))
         ]
-        if _is_count(self.context) and _is_count(self.chunk) and self.chunk > self.context:
+        if is_whole(self.context, 1) and is_whole(self.chunk, 1) and self.chunk > self.context:
             faults.append(f"chunk: {self.chunk} is more than the context ({self.context})")
         if self.dtype is not None and self.dtype not in DTYPES:
             faults.append(f"dtype: expected one of {', '.join(DTYPES)} or None, got {self.dtype!r}")
@@ -144,7 +144,7 @@ class EngineConfig:
             raise ValueError("; ".join(faults))
         drafters(self.speculate)
         limit = math.inf if self.context is None else self.context
-        if not (_is_count(self.draft_tokens) and self.draft_tokens < limit):
+        if not (is_whole(self.draft_tokens, 1) and self.draft_tokens < limit):
             raise ValueError(
                 "draft_tokens: expected a whole number of at least 1 and less than the context "
                 f"({self.context or 'of the model'}), got {self.draft_tokens!r}"
@@ -250,7 +250,3 @@ class ResolvedConfig(EngineConfig):
     def page_limit(self, page_bytes: int, devices: int) -> int | None:
         """Return the pages of a pool on each device; raises as `hybridlm.engine.cache_size.page_limit`."""
         return page_limit(self.cache, page_bytes, devices)
-
-
-def _is_count(value: Any) -> TypeGuard[int]:
-    return isinstance(value, int) and not isinstance(value, bool) and value >= 1

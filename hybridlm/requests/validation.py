@@ -4,8 +4,7 @@ import math
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
-from functools import partial
-from typing import Any
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -26,7 +25,9 @@ def is_number(value: Any, low: float = -math.inf, high: float = math.inf, kinds:
     return isinstance(value, kinds) and not isinstance(value, bool) and low <= value <= high
 
 
-is_whole = partial(is_number, kinds=int)
+def is_whole(value: Any, low: float = -math.inf, high: float = math.inf) -> TypeGuard[int]:
+    """Whether a value is an integer of Python or NumPy within bounds, but no bool."""
+    return is_number(value, low, high, int)
 
 
 def without_numpy(options: Any) -> None:

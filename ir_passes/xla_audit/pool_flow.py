@@ -171,8 +171,9 @@ class PoolFlow:
             # The output of a call is unknown. A result in an operand's memory is made of that operand; other results
             # are new rows or another pool, even if they have the pool's type: with as many tokens as a convolution
             # has inputs in its state, its outputs have it.
-            if any(operand == number or index == output for output, number, _ in instruction.aliasing):
-                return elements if any(pair[:2] == (index, operand) for pair in instruction.aliasing) else NOTHING
+            in_place = [(output, number) for output, number, _ in instruction.aliasing]
+            if any(index == output or operand == number for output, number in in_place):
+                return elements if (index, operand) in in_place else NOTHING
             same_type = self.is_like(instruction.arrays[index])
             return Held(0, max(elements)) if same_type and max(elements) >= self.least else NOTHING
         if opcode in ENDING:

@@ -137,15 +137,15 @@ class _Walk:
 
     def _write(self, jaxpr: Any, index: int, operands: list[Dims], pool: int) -> None:
         eqn, x = jaxpr.eqns[index], operands[0]
+        exchanged = set[int]()
         if eqn.primitive.name == "dynamic_update_slice":
             window = dict(enumerate(operands[1]))
         else:
             window = window_of_scatter(eqn, x, operands[1], operands[2])
+            exchanged = exchanged_by_index(eqn, x, operands[2], self._row_names)
         # a part without a name may be of any dimension
         named = {axis: dim for axis, dim in window.items() if dim.size == x[axis].size or runs_along(dim)}
-        if eqn.primitive.name != "dynamic_update_slice":
-            exchanged = exchanged_by_index(eqn, x, operands[2], self._row_names)
-            named |= {axis: Dimension(x[axis].size) for axis in exchanged}
+        named |= {axis: Dimension(x[axis].size) for axis in exchanged}
         self.check(jaxpr, index, pool, named)
 
     def check(self, jaxpr: Any, index: int, pool: int, written: dict[int, Dimension]) -> None:

@@ -105,30 +105,35 @@ def cond(site: Site, index: Value, *operands: Value) -> list[Value]:
     if len(branches) == 2 and test is not None and test.primitive.name == "convert_element_type":
         flag = prover.read(site.env, test.invars[0]) if ir.dtype_of(test.invars[0]) == np.bool_ else None
     initially_consumed, start = set(prover.versions.consumed), len(prover.accesses)
-    consumed, merged, begins = set(initially_consumed), None, list[int]()
+    consumed, merged, parts = set(initially_consumed), None, list[range]()
     for k, branch in enumerate(branches):
         prover.versions.consumed = set(initially_consumed)
-        begins.append(len(prover.accesses))
+        begin = len(prover.accesses)
         inputs = operands if flag is None else in_branch(site, flag, k == 1, operands)
         active = prover.active | (_active_lane(site, test) if flag is not None and k == 1 else set())
         with prover.decided_by(site.eqn.invars[0]), prover.given(active=active):
             values = interpret(prover, branch, inputs)
+        parts.append(range(begin, len(prover.accesses)))
         consumed |= prover.versions.consumed
         merged = values if merged is None else [join_values(site, a, b) for a, b in zip(merged, values, strict=True)]
     prover.versions.consumed = consumed
-    parts = list(zip(begins, [*begins[1:], len(prover.accesses)], strict=True))
-    in_all = set.intersection(*({access.row for access in prover.accesses[slice(*part)]} for part in parts))
-    for k, (begin, end) in enumerate(parts):
-        _place_writes(site, begin, end, ("branch", index.number, k), in_all)
+    in_all = set.intersection(*({prover.accesses[i].row for i in part} for part in parts))
+    for k, part in enumerate(parts):
+        _place_writes(site, part, ("branch", index.number, k), in_all)
     return flowing(site, merged or [], index.owner, [record for record in prover.accesses[start:] if record.write])
 
 
-def _place_writes(site: Site, begin: int, end: int, place: Hashable, in_all: Container[Any] = ()) -> None:
-    """Add a branch or loop to the coordinates of writes not `in_all` branches."""
-    accesses = site.prover.accesses
-    for k, access in enumerate(accesses[begin:end], begin):
+def _place_writes(site: Site, part: range, place: Hashable, in_all: Container[Any] = ()) -> None:
+    """Add a branch or loop to the coordinates of its writes, which may not run.
+
+    Args:
+        part: of the prover's accesses.
+        in_all: rows that all branches write.
+    """
+    for i in part:
+        access = site.prover.accesses[i]
         if access.write and access.row not in in_all:
-            accesses[k] = replace(access, coordinate=(place, access.coordinate))
+            site.prover.accesses[i] = replace(access, coordinate=(place, access.coordinate))
 
 
 def _refuse_stale(site: Site, values: Iterable[Value]) -> None:
@@ -190,7 +195,7 @@ def while_loop(site: Site, *operands: Value) -> list[Value]:
     carry, test = _fixpoint(site, list(first), run_body, counters, mark, neighbours)
     _refuse_stale(site, (*outer, *inner, *carry))
     count = id(site.eqn) if counter is None else (first[counter[0]].number, counter[1].number)
-    _place_writes(site, start, len(prover.accesses), ("while", count))
+    _place_writes(site, range(start, len(prover.accesses)), ("while", count))
     if test[0].range == FALSE and not isinstance(test[0].owner, Mixed):  # no iteration, of an idle lane or at all
         carry = [value.replace(intact=old.intact) for value, old in zip(carry, first, strict=True)]
     if is_array_condition and not isinstance(test[0].owner, Mixed):

@@ -117,7 +117,8 @@ def looked_at_again(name: str, suspects: list[Change]) -> list[str]:
         subject, keys = Subject(program, MORE), {change.key for change in suspects} - leaking
         for change in subject.changes():
             with contextlib.suppress(NotInNumpy):  # with unusual numbers its loop does not end
-                leaking |= {change.key} if change.key in keys and subject.leaks(change) else set()
+                if change.key in keys and subject.leaks(change):
+                    leaking.add(change.key)
     layout = Subject(PROGRAMS[name], SEEDS[:1]).of_layout()
     verdicts = {change.key: "another layout" if change.index in layout else "clean" for change in suspects}
     return [f"{'leaking' if key in leaking else outcome}, refused" for key, outcome in verdicts.items()]

@@ -111,7 +111,7 @@ def always(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @pytest.fixture
 def fast_gc() -> Iterator[None]:
-    """Let `gc.collect` look at objects of this test only: in a large process it takes a second otherwise."""
+    """Freeze all older objects: in a large process a `gc.collect` of them takes a second."""
     gc.freeze()
     yield
     gc.unfreeze()

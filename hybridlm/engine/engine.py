@@ -63,7 +63,7 @@ def holds_turn() -> bool:
 
 T = TypeVar("T")
 StepKind = Literal["decode", "prompt", "score"]
-"""A step at the largest number of lanes."""
+"""Kinds of steps in `Engine.full_shape`."""
 StepHook = Callable[[Rows, list[Any]], Rows]
 """(rows, owner of each row) -> rows; for tests that inject faults."""
 
@@ -274,7 +274,7 @@ class Engine:
         return Shape(step, lanes, tokens, rows, pages=self.pages(rows), blocks=self.blocks, **fields)
 
     def full_shape(self, step: StepKind) -> Shape:
-        """Return the shape of a step of all lanes, in whole chunks."""
+        """Return the shape of the largest decode, prompt or score step."""
         if step == "decode":
             return self.shape("generate", self.lanes, 1)
         name, top = ("score", 0) if step == "score" else ("generate", None)

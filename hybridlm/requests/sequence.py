@@ -30,7 +30,7 @@ ARRIVALS = itertools.count()
 
 @dataclass(frozen=True, kw_only=True)
 class ResolvedParams(PlainSettings):
-    """`SamplingParams` checked against a model; stop strings apart from stop ids.
+    """`SamplingParams` checked against a model, with stop strings and stop token ids in two fields.
 
     Attributes:
         grammar: of structured outputs, in llguidance's format.

@@ -27,7 +27,7 @@ def maker_of(jaxpr: ir.Jaxpr, atom: ir.Atom) -> int:
 
 
 def eval_eqn(eqn: ir.JaxprEqn, *values: Any) -> list[Any]:
-    """Return all results of an equation; traced, it keeps its source."""
+    """Return all results of an equation, under its source line when traced."""
     operands: dict[ir.Var, Any] = {
         atom: value for atom, value in zip(eqn.invars, values, strict=True) if not isinstance(atom, ir.Literal)
     }

@@ -88,7 +88,12 @@ class SameWork:
         return ir.variables(eqn.invars[updates_of(eqn)] if self.box(eqn) else eqn.invars)
 
     def inputs(self) -> dict[ir.Var, tuple[list[ir.Var], int | None]]:
-        """Return input of lane 0 -> all lanes' entries and axis, or inputs."""
+        """Return the arrays of all lanes for each input of lane 0.
+
+        Returns:
+            Variable of lane 0 -> the array with the lanes' entries and its lane axis; without such an array the lanes'
+            variables, and None.
+        """
         eqns, owners = self.lanes[0].values(), self.owners
         results = {var for eqn in eqns for var in eqn.outvars}
         used = dict.fromkeys(var for eqn in eqns for var in self.operands(eqn))

@@ -68,7 +68,8 @@ class _WriteOrder:
     def _read(self) -> None:
         """Find versions of pools and their writes; order the bodies of loops."""
         starts = (self._jaxpr.invars[start] for start, _ in self._pools)
-        self._version = {var: var for var in starts}  # variable -> version, the first of its views
+        # variable -> version of the pool, named by its first variable
+        self._version = {var: var for var in starts}
         self._links: list[tuple[ir.JaxprEqn, Any, ir.Var]] = []  # equation, version before it, version after it
         for index, eqn in enumerate(self.eqns):
             pairs = self._successors(eqn)

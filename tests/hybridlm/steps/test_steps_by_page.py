@@ -81,7 +81,7 @@ def page_counts(tokens: int, drafts: int) -> np.ndarray:
 
 
 def lane_pages(model: SteppedModel, tokens: int, drafts: int, slots: np.ndarray, order: np.ndarray) -> LanePages:
-    """Return random lanes in these rows, on pages in this order; all other rows and pages are NaN."""
+    """Return random lanes in rows `slots` and pages of `order`; other rows and pages are NaN."""
     counts, rng = page_counts(tokens, drafts), np.random.default_rng(1)
     table = np.zeros((LANES, BLOCKS), np.int32)
     pages = iter(order.tolist())

@@ -1,4 +1,4 @@
-"""Elements that an index or a sort puts into another order of named dimensions."""
+"""Writes are refused if scatter indices or a sort exchange named dimensions of a pool."""
 
 from collections.abc import Callable
 from typing import Any
